@@ -1,0 +1,74 @@
+"""Which SGLang function each torch version replaces, and a check that it does."""
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_tetris.adapter.cpu_device import index_ops, sampling_ops, tree_ops
+from sglang_tetris.adapter.cpu_device.draft_backends import (
+    create_decode_backend,
+    create_draft_extend_backend,
+)
+
+_OPS = "sglang.kernels.ops"
+_FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
+
+
+def _qlen_only_mask_mode() -> object:
+    """Tree masks are verify rows by verify rows here; see ``attention.cpu``."""
+    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+
+    return TreeMaskMode.QLEN_ONLY
+
+
+def _no_batch_invariant_mode() -> None:
+    """Its matrix kernels are CUDA and XPU only; see ``docs`` for what remains."""
+
+
+REPLACEMENTS = {
+    f"{_OPS}.speculative.cache_locs.assign_draft_cache_locs_contiguous_func": (
+        index_ops.assign_draft_cache_locs_contiguous
+    ),
+    f"{_OPS}.speculative.cache_locs.fill_front_out_cache_loc_func": (
+        index_ops.fill_front_out_cache_loc
+    ),
+    f"{_OPS}.speculative.eagle.fill_accept_out_cache_loc_func": (
+        index_ops.fill_accept_out_cache_loc
+    ),
+    f"{_OPS}.speculative.eagle.fill_bonus_tokens_func": index_ops.fill_bonus_tokens,
+    f"{_OPS}.speculative.gather_spec_extras.gather_spec_extras": (
+        index_ops.gather_spec_extras
+    ),
+    f"{_OPS}.speculative.spec_tree.build_tree_kernel_efficient_func": (
+        tree_ops.build_tree
+    ),
+    f"{_OPS}.speculative.spec_tree.verify_tree_greedy_func": (
+        tree_ops.verify_tree_greedy
+    ),
+    f"{_OPS}.sampling.murmur_hash.murmur_hash32": sampling_ops.murmur_hash32,
+    "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode": (
+        _no_batch_invariant_mode
+    ),
+    "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func": (
+        index_ops.assign_req_to_token_pool
+    ),
+    "sglang.srt.mem_cache.allocation.get_last_loc": index_ops.last_loc,
+    "sglang.srt.speculative.eagle_utils.default_tree_mask_mode": _qlen_only_mask_mode,
+}
+
+WRAPPERS = {
+    f"{_FACTORY}.create_decode_backend": create_decode_backend,
+    f"{_FACTORY}.create_draft_extend_backend": create_draft_extend_backend,
+}
+
+
+def register_hooks() -> None:
+    """Register every replacement; SGLang applies them after all plugins ran."""
+    for target, function in REPLACEMENTS.items():
+        HookRegistry.register(target, function, HookType.REPLACE)
+    for target, function in WRAPPERS.items():
+        HookRegistry.register(target, function, HookType.AROUND)
+
+
+def unapplied_hooks() -> list[str]:
+    """The targets that SGLang failed to replace: it only logs that."""
+    targets = (*REPLACEMENTS, *WRAPPERS)
+    return [target for target in targets if target not in HookRegistry._patched]

@@ -1,0 +1,344 @@
+"""Drafting: grows one tree per request and keeps each node's probability.
+
+Level 0 holds the topk most likely continuations of the anchor. Each further level runs
+the draft over the topk nodes of highest survival of the last level and adds their topk
+continuations. A node's accept probability is its probability under the draft given its
+parent; survival is the product along the path. With topk 1 the tree is a chain.
+
+    nodes of S steps and topk K:  K + (S - 1) K^2,   draft forwards:  S - 1
+
+Where the draft's KV of a request stands when a round begins (n = committed tokens; the
+anchor is token n):
+
+    EAGLE       pairs (hidden i, token i + 1) at positions 0 .. n - 1; the anchor is in
+    standalone  tokens 0 .. n: the draft runs unshifted, so that its KV at a position
+                depends on no later token, and it sees the very first token
+
+so the first drafted token goes to position n for EAGLE and n + 1 for a standalone draft
+(`lead`). Stock SGLang shifts a standalone draft as if it were an EAGLE head.
+
+The draft's attention reads each branch's slots as one line of ancestors. When a branch
+continues another branch's node, that line is copied first (`_follow_parents`).
+"""
+
+import copy
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
+
+from sglang_tetris.adapter.slots import flat_slots, restored
+from sglang_tetris.adapter.verify_input import TetrisDraftExtendInput
+from sglang_tetris.core import DraftTrees
+
+
+class TreeDrafter:
+    """What both kinds of draft share; mixed into SGLang's draft workers.
+
+    State carried from round to round is SGLang's `EagleDraftInput`: `topk_p` and
+    `topk_index` `[bs, topk]`, level 0 of the next tree (target ids), `hidden_states`
+    `[bs, hidden]` for EAGLE, `bonus_tokens` `[bs]`, the next anchors.
+    """
+
+    lead = 0
+
+    def draft_trees(self, batch: Any) -> DraftTrees:
+        """Draft one tree per request of the batch, from `batch.spec_info`."""
+        state: EagleDraftInput = batch.spec_info
+        probs, tokens = state.topk_p, state.topk_index
+        bs, topk = tokens.shape
+        level_parents = torch.full_like(tokens, -1)
+        token_levels, prob_levels = [tokens], [probs]
+        parent_levels = [level_parents]
+        steps = self.speculative_num_steps
+        if steps > 1:
+            with restored(batch):
+                forward_batch, slots = self._begin(batch, state)
+                frontier = torch.arange(topk, device=tokens.device).expand(bs, topk)
+                survival, hidden, begin = probs, state.hidden_states, 0
+                if hidden is not None:
+                    hidden = hidden.repeat_interleave(topk, dim=0)
+                for step in range(steps - 1):
+                    chosen = token_levels[-1].gather(1, frontier)
+                    probs, tokens, hidden = self._forward_step(
+                        forward_batch, step, chosen.flatten(), slots[step], hidden
+                    )
+                    parents = (begin + frontier).repeat_interleave(topk, dim=1)
+                    begin += token_levels[-1].shape[1]
+                    token_levels.append(tokens.view(bs, topk * topk))
+                    prob_levels.append(probs.view(bs, topk * topk))
+                    parent_levels.append(parents)
+                    scores = survival.repeat_interleave(topk, 1) * prob_levels[-1]
+                    survival, frontier = scores.topk(topk, dim=1)
+                    if topk > 1 and step < steps - 2:
+                        branch = frontier // topk
+                        self._follow_parents(branch, slots, step)
+                        if hidden is not None:
+                            rows = (
+                                torch.arange(bs, device=branch.device)[:, None] * topk
+                            )
+                            hidden = hidden[(rows + branch).flatten()]
+        return DraftTrees(
+            tokens=torch.cat(token_levels, 1),
+            parents=torch.cat(parent_levels, 1),
+            accept_probs=torch.cat(prob_levels, 1),
+            num_nodes=torch.full(
+                (bs,), sum(t.shape[1] for t in token_levels), device=tokens.device
+            ),
+            max_depth=steps,
+        )
+
+    def _begin(self, batch: Any, state: Any) -> tuple[ForwardBatch, torch.Tensor]:
+        """Set up the multi-step decode; return it and `[steps, bs * topk]` slots."""
+        bs, topk = state.topk_index.shape
+        steps = self.speculative_num_steps
+        _advance(batch, self.lead)
+        places = torch.arange(topk * steps, device=batch.seq_lens.device)
+        columns = batch.seq_lens[:, None] + places
+        rows = self.req_to_token_pool.req_to_token[batch.req_pool_indices.long()]
+        slots = rows.gather(1, columns).to(torch.int64)
+        batch.out_cache_loc = slots.flatten()
+        batch.spec_info = state
+        state.num_tokens_per_req = state.num_tokens_for_logprob_per_req = topk
+        state.positions = batch.seq_lens.repeat_interleave(topk)
+        forward_batch = ForwardBatch.init_new(
+            batch,
+            self.draft_runner,
+            capture_hidden_mode=self.step_capture_mode,
+            return_hidden_states_before_norm=False,
+        )
+        forward_batch.return_logprob = False
+        self.draft_attn_backend.init_forward_metadata(forward_batch)
+        forward_batch.mark_forward_metadata_ready()
+        by_step = slots.view(bs, topk, steps).permute(2, 0, 1).reshape(steps, -1)
+        return forward_batch, by_step
+
+    def _forward_step(
+        self,
+        forward_batch: ForwardBatch,
+        step: int,
+        input_ids: torch.Tensor,
+        slots: torch.Tensor,
+        hidden: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        forward_batch.input_ids = input_ids
+        forward_batch.out_cache_loc = slots
+        forward_batch.spec_info.hidden_states = hidden
+        context = ForwardContext(
+            attn_backend=self.draft_attn_backend.attn_backends[step]
+        )
+        with forward_context(context, forward_batch=forward_batch):
+            out = self.draft_runner.forward(forward_batch).logits_output
+        forward_batch.positions.add_(1)
+        if self.draft_runner.model_config.model_is_mrope:
+            forward_batch.mrope_positions.add_(1)
+        probs, tokens = self._most_likely(out.next_token_logits)
+        return probs, tokens, out.hidden_states
+
+    def _most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return probabilities and target ids of the topk tokens, `[rows, topk]`."""
+        logits = logits.float()
+        top, index = logits.topk(self.topk, dim=-1)
+        probs = torch.exp(top - logits.logsumexp(-1, keepdim=True)).clamp_(max=1.0)
+        # A draft that yields NaN proposes nothing worth verifying.
+        probs = torch.nan_to_num(probs, nan=0.0)
+        if self.hot_token_id is not None:
+            index = self.hot_token_id[index]
+        return probs, index
+
+    def _follow_parents(
+        self, branch: torch.Tensor, slots: torch.Tensor, step: int
+    ) -> None:
+        """Copy each branch's draft KV of steps 0 .. step from the branch it continues.
+
+        branch [bs, topk]: which branch each new one continues; slots [steps, bs * topk].
+        """
+        bs, topk = branch.shape
+        line = slots[: step + 1].view(step + 1, bs, topk)
+        source = line.gather(2, branch.expand(step + 1, bs, topk)).flatten()
+        target = line.flatten()
+        pool = self.draft_runner.token_to_kv_pool
+        for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+            for buffer in (pool.get_key_buffer(layer), pool.get_value_buffer(layer)):
+                # Indexing gathers before it writes, so overlapping moves are safe.
+                buffer[target] = buffer[source]
+
+    def extend_accepted(
+        self,
+        batch: Any,
+        tokens: torch.Tensor,
+        lens: torch.Tensor,
+        lens_host: list[int],
+        hidden: torch.Tensor | None,
+    ) -> EagleDraftInput:
+        """Run the draft over the tokens a round emitted; return the next round's state.
+
+        tokens  [sum(lens)] int64, each request's emitted tokens, bonus token last
+        lens    [bs] int32, how many each (>= 1); lens_host the same for the host
+        hidden  [sum(lens), hidden], the target's at the rows that chose them, or None
+
+        Leaves `batch` as it was. The first token goes to position seq_lens + lead.
+        """
+        last = lens.cumsum(0) - 1
+        with restored(batch):
+            _advance(batch, self.lead)
+            prefix = batch.seq_lens_cpu.tolist()
+            batch.out_cache_loc = flat_slots(
+                self.req_to_token_pool, batch.req_pool_indices, batch.seq_lens, lens
+            )
+            batch.spec_info = TetrisDraftExtendInput(
+                hidden_states=hidden,
+                num_correct_drafts=lens - 1,
+                num_accept_tokens=lens,
+                num_accept_tokens_cpu=lens_host,
+                num_tokens_per_req=max(lens_host),
+                num_tokens_for_logprob_per_req=1,
+                select_index=last.to(torch.int64),
+                extend_indptr=torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int(),
+            )
+            batch.input_ids = tokens
+            batch.prefix_lens, batch.extend_lens = prefix, lens_host
+            batch.extend_num_tokens = sum(lens_host)
+            batch.forward_mode = ForwardMode.DRAFT_EXTEND_V2
+            forward_batch = ForwardBatch.init_new(
+                batch,
+                self.draft_runner,
+                capture_hidden_mode=self.step_capture_mode,
+                return_hidden_states_before_norm=False,
+            )
+            forward_batch.return_logprob = False
+            # The forward reads what it writes: lengths count the new rows.
+            forward_batch.seq_lens = forward_batch.seq_lens + lens
+            forward_batch.seq_lens_cpu = forward_batch.seq_lens_cpu + torch.tensor(
+                lens_host, dtype=forward_batch.seq_lens_cpu.dtype
+            )
+            forward_batch.seq_lens_sum = int(forward_batch.seq_lens_cpu.sum())
+            self.draft_runner.attn_backend.init_forward_metadata(forward_batch)
+            forward_batch.mark_forward_metadata_ready()
+            out = self.draft_runner.forward(forward_batch).logits_output
+        probs, index = self._most_likely(out.next_token_logits)
+        return EagleDraftInput(
+            topk_p=probs,
+            topk_index=index,
+            hidden_states=out.hidden_states,
+            bonus_tokens=tokens[last],
+        )
+
+
+class EagleTreeDrafter(TreeDrafter, EagleDraftWorker):
+    """An EAGLE or EAGLE3 head: reads the target's hidden states, runs shifted."""
+
+    step_capture_mode = CaptureHiddenMode.LAST
+
+    def extend_prompt(
+        self, batch: Any, target: Any, kv_loc_plan: Any
+    ) -> EagleDraftInput:
+        """Run the head over the prompt part that the target has just processed."""
+        state = self._draft_extend_for_prefill(
+            batch,
+            target.logits_output.hidden_states,
+            target.next_token_ids,
+            target.logits_output.mm_input_embeds,
+            kv_loc_plan=kv_loc_plan,
+        )
+        if self.hot_token_id is not None:
+            state.topk_index = self.hot_token_id[state.topk_index]
+        return state
+
+    def complete_state(self, batch: Any) -> None:
+        """Nothing is pending: the prompt's pass has seen the first anchor."""
+
+
+class StandaloneTreeDrafter(TreeDrafter, StandaloneDraftWorker):
+    """A draft model of its own: runs unshifted over the same tokens as the target."""
+
+    lead = 1
+    step_capture_mode = CaptureHiddenMode.NULL
+
+    def init_lm_head(self) -> None:
+        """Keep only the hot tokens' rows of the draft's own head, if a map was given."""
+        super().init_lm_head()
+        if self.hot_token_id is not None:
+            head = self.draft_runner.model.lm_head
+            self.hot_token_id = self.hot_token_id.to(head.weight.device)
+            rows = head.weight.data[self.hot_token_id].clone()
+            # A tied head is the embedding itself, which must stay whole.
+            head = copy.copy(head)
+            head._parameters = dict(head._parameters)
+            head.weight = torch.nn.Parameter(rows, requires_grad=False)
+            self.draft_runner.model.lm_head = head
+
+    def extend_prompt(
+        self, batch: Any, target: Any, kv_loc_plan: Any
+    ) -> EagleDraftInput:
+        """Run the draft over the same prompt part as the target.
+
+        The first anchor has no slot yet, so level 0 of the first tree is pending:
+        probability -1 marks it until `complete_state`.
+        """
+        with restored(batch):
+            forward_batch = ForwardBatch.init_new(
+                batch,
+                self.draft_runner,
+                capture_hidden_mode=CaptureHiddenMode.NULL,
+                return_hidden_states_before_norm=False,
+                kv_loc_plan=kv_loc_plan,
+            )
+            forward_batch.return_logprob = False
+            self.draft_runner.forward(forward_batch)
+        shape, device = (len(batch.seq_lens), self.topk), batch.seq_lens.device
+        return EagleDraftInput(
+            topk_p=torch.full(shape, -1.0, device=device),
+            topk_index=torch.zeros(shape, dtype=torch.int64, device=device),
+            bonus_tokens=target.next_token_ids,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+        )
+
+    def complete_state(self, batch: Any) -> None:
+        """Run pending anchors through the draft, so that level 0 is known for all."""
+        state: EagleDraftInput = batch.spec_info
+        pending = (state.topk_p[:, 0] < 0).nonzero().flatten()
+        if pending.numel() == 0:
+            return
+        part = _rows_of(batch, pending.tolist())
+        part.seq_lens = part.seq_lens - 1
+        part.seq_lens_cpu = part.seq_lens_cpu - 1
+        part.seq_lens_sum = int(part.seq_lens_cpu.sum())
+        anchors = state.bonus_tokens[pending].to(torch.int64)
+        ones = torch.ones(len(pending), dtype=torch.int32, device=anchors.device)
+        part.seq_lens = part.seq_lens
+        fresh = self.extend_accepted(part, anchors, ones, [1] * len(pending), None)
+        state.topk_p[pending] = fresh.topk_p
+        state.topk_index[pending] = fresh.topk_index
+
+
+def _advance(batch: Any, tokens: int) -> None:
+    if tokens:
+        batch.seq_lens = batch.seq_lens + tokens
+        batch.seq_lens_cpu = batch.seq_lens_cpu + tokens
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+
+
+def _rows_of(batch: Any, rows: list[int]) -> Any:
+    """Return a shallow copy of the batch with only these requests, for one forward."""
+    part = copy.copy(batch)
+    index = torch.tensor(rows, device=batch.seq_lens.device)
+    part.reqs = [batch.reqs[row] for row in rows]
+    part.seq_lens = batch.seq_lens[index]
+    part.seq_lens_cpu = batch.seq_lens_cpu[rows]
+    part.seq_lens_sum = int(part.seq_lens_cpu.sum())
+    part.req_pool_indices = batch.req_pool_indices[index]
+    if batch.orig_seq_lens is not None:
+        part.orig_seq_lens = batch.orig_seq_lens[index]
+    if batch.multimodal_inputs is not None:
+        part.multimodal_inputs = [batch.multimodal_inputs[row] for row in rows]
+    return part

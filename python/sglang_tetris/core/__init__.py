@@ -1,0 +1,49 @@
+"""The allocator core: pure functions and records, usable without SGLang.
+
+A round, top to bottom: `DraftTrees` -> `path_survival` -> a budget ->
+`select_draft_tokens` -> `build_verify_plan` -> (the target chooses a token per row) ->
+`match_tree`. Tensors may be on any device; on a CPU compiled loops are used where numba
+is installed, and `warm_up` has them ready before the first request.
+"""
+
+from sglang_tetris.core.accept import match_tree
+from sglang_tetris.core.allocator import select_draft_tokens
+from sglang_tetris.core.backend import cpu_backend
+from sglang_tetris.core.budget import (
+    DraftBudget,
+    FixedBudget,
+    MeanBudget,
+    ThroughputBudget,
+)
+from sglang_tetris.core.config import BudgetSpec, TetrisConfig
+from sglang_tetris.core.cost_table import CostSample, CostTable
+from sglang_tetris.core.errors import TetrisConfigError
+from sglang_tetris.core.layout import build_verify_plan
+from sglang_tetris.core.metrics import DraftCounters, count_round
+from sglang_tetris.core.survival import path_survival
+from sglang_tetris.core.types import AcceptResult, Allocation, DraftTrees, VerifyPlan
+from sglang_tetris.core.warmup import warm_up
+
+__all__ = [
+    "AcceptResult",
+    "Allocation",
+    "BudgetSpec",
+    "CostSample",
+    "CostTable",
+    "DraftBudget",
+    "DraftCounters",
+    "DraftTrees",
+    "FixedBudget",
+    "MeanBudget",
+    "TetrisConfig",
+    "TetrisConfigError",
+    "ThroughputBudget",
+    "VerifyPlan",
+    "build_verify_plan",
+    "count_round",
+    "cpu_backend",
+    "match_tree",
+    "path_survival",
+    "select_draft_tokens",
+    "warm_up",
+]

@@ -1,0 +1,192 @@
+"""TETRIS's settings, parsed from the values of flags; reads no file or environment.
+
+    --tetris-budget      auto | N | kx     chosen by price; N drafts a step; k a request
+    --tetris-verify      match | rejection
+    --tetris-draft       auto | eagle | eagle3 | standalone | none
+    --tetris-cost-table  PATH
+    --tetris-trace       PATH
+    --tetris-config      a JSON object with any of the keys of `TetrisConfig.EXTRA_KEYS`
+
+Here a value is judged by itself; whether this release can serve it is for the adapter
+to say at start-up.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self, TypeVar, get_args
+
+from sglang_tetris.core.budget import DraftBudget, FixedBudget, MeanBudget
+from sglang_tetris.core.errors import TetrisConfigError
+
+VerifyMode = Literal["match", "rejection"]
+DraftKind = Literal["auto", "eagle", "eagle3", "standalone", "none"]
+T = TypeVar("T", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpec:
+    """A parsed `--tetris-budget`; `str()` gives the flag's value back."""
+
+    mode: Literal["auto", "fixed", "mean"]
+    value: int = 0
+
+    def __str__(self) -> str:
+        if self.mode == "auto":
+            return "auto"
+        return f"{self.value}x" if self.mode == "mean" else str(self.value)
+
+    def policy(self) -> DraftBudget | None:
+        """Return the policy, or None for auto, which needs more than the flag."""
+        if self.mode == "auto":
+            return None
+        kind = MeanBudget if self.mode == "mean" else FixedBudget
+        return kind(self.value)
+
+
+def parse_budget(value: str | int) -> BudgetSpec:
+    """Parse "auto", "N" or "kx" (or the int N); TetrisConfigError for the rest."""
+    text = str(value).strip().lower()
+    if text == "auto":
+        return BudgetSpec("auto")
+    match = re.fullmatch(r"([0-9]+)(x?)", text)
+    if match is None or isinstance(value, bool):
+        raise TetrisConfigError(
+            'tetris-budget must be "auto", a number of drafts per step such as "16", '
+            f'or per request such as "3x", got {value!r}'
+        )
+    return BudgetSpec("mean" if match[2] else "fixed", int(match[1]))
+
+
+def parse_request_max_drafts(custom_params: Mapping[str, object] | None) -> int | None:
+    """Return a request's own cap from `{"tetris": {"max_drafts": n}}`, None = no cap.
+
+    n = 0 is plain decoding. Keys beside "tetris" belong to others and are left alone;
+    an unknown key within it is a TetrisConfigError, as is a value that is not an int
+    >= 0.
+    """
+    params = (custom_params or {}).get("tetris")
+    if params is None:
+        return None
+    if not isinstance(params, Mapping):
+        raise TetrisConfigError(
+            f"custom_params.tetris must be an object, got {params!r}"
+        )
+    _refuse_unknown("custom_params.tetris", params, ("max_drafts",))
+    return _optional_count("custom_params.tetris.max_drafts", params.get("max_drafts"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TetrisConfig:
+    """All of TETRIS's settings.
+
+    max_drafts  cap on the drafts of any one request and round, None = no cap; a
+                request's own cap can only lower it
+    """
+
+    # Keys of --tetris-config; everything else has a flag of its own.
+    EXTRA_KEYS: ClassVar[tuple[str, ...]] = ("max_drafts",)
+
+    budget: BudgetSpec = BudgetSpec("auto")
+    verify: VerifyMode = "match"
+    draft: DraftKind = "auto"
+    cost_table: str | None = None
+    trace: str | None = None
+    max_drafts: int | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        budget: str | int = "auto",
+        verify: str = "match",
+        draft: str = "auto",
+        cost_table: str | None = None,
+        trace: str | None = None,
+        config: str | Mapping[str, object] | None = None,
+    ) -> Self:
+        """Parse the flags' values; `config` is JSON text or the object itself.
+
+        Raises TetrisConfigError, a ValueError, in one sentence that names the flag or
+        key and the value.
+        """
+        extra = _parse_extra(config, cls.EXTRA_KEYS)
+        return cls(
+            budget=parse_budget(budget),
+            verify=_choice("tetris-verify", verify, get_args(VerifyMode)),
+            draft=_choice("tetris-draft", draft, get_args(DraftKind)),
+            cost_table=_optional_path("tetris-cost-table", cost_table),
+            trace=_optional_path("tetris-trace", trace),
+            max_drafts=_optional_count(
+                "tetris-config.max_drafts", extra.get("max_drafts")
+            ),
+        )
+
+    def request_max_drafts(self, own: int | None) -> int | None:
+        """Return the cap that holds for a request whose own cap is `own`."""
+        caps = [cap for cap in (self.max_drafts, own) if cap is not None]
+        return min(caps, default=None)
+
+
+def _parse_extra(
+    config: str | Mapping[str, object] | None, keys: tuple[str, ...]
+) -> Mapping[str, object]:
+    if config is None:
+        return {}
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except json.JSONDecodeError as error:
+            raise TetrisConfigError(
+                f"tetris-config is not valid JSON: {error}"
+            ) from None
+    if not isinstance(config, Mapping):
+        raise TetrisConfigError(f"tetris-config must be an object, got {config!r}")
+    for key in config:
+        if key in ("budget", "verify", "draft", "cost_table", "trace"):
+            flag = "--tetris-" + key.replace("_", "-")
+            raise TetrisConfigError(
+                f"tetris-config: {key!r} has a flag of its own, {flag}"
+            )
+    _refuse_unknown("tetris-config", config, keys)
+    return config
+
+
+def _refuse_unknown(
+    where: str, given: Mapping[str, object], known: tuple[str, ...]
+) -> None:
+    for key in given:
+        if key in known:
+            continue
+        nearest = difflib.get_close_matches(str(key), known, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {list(known)}"
+        raise TetrisConfigError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def _choice(name: str, value: str, choices: tuple[T, ...]) -> T:
+    for choice in choices:
+        if value == choice:
+            return choice
+    nearest = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise TetrisConfigError(
+        f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}"
+    )
+
+
+def _optional_path(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise TetrisConfigError(f"{name} must be a path, got {value!r}")
+    return value
+
+
+def _optional_count(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TetrisConfigError(f"{name} must be an int of at least 0, got {value!r}")
+    return value

@@ -1,0 +1,225 @@
+"""What a verify step costs, as a function of its size.
+
+    step_time_s(n, b, kv) = curve(bucket(n)) + per_request_s * b + per_kv_token_s * kv
+
+n = total_verify_tokens (anchors included), b = batch_size, kv = total_kv_tokens.
+`curve` is piecewise linear through the knots and never falls; beyond the last knot it
+goes on with its last slope, before the first it stays level. `bucket(n)` is the
+smallest of `bucket_edges` that holds n (a captured graph runs at its own size), and n
+itself beyond the last edge. The time is positive and never falls in any argument.
+
+Not decided here: what to do about the price (core.budget).
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_tetris.core.errors import check_count
+from sglang_tetris.core.robust_fit import robust_nonnegative
+
+_FORMAT = "sglang_tetris.cost_table/1"
+_SHORTEST_S = 1e-9
+_MAX_KNOTS = 8
+
+
+class CostSample(NamedTuple):
+    """One measured step."""
+
+    total_verify_tokens: int
+    batch_size: int
+    total_kv_tokens: int
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """A fitted cost model of one server; see the module for the formula.
+
+    token_knots     strictly increasing token counts, at least one
+    knot_times_s    positive, not falling, one per knot
+    per_request_s   seconds per request in the batch, >= 0
+    per_kv_token_s  seconds per token in the KV cache, >= 0
+    bucket_edges    strictly increasing token counts of captured graphs, or empty
+
+    Raises ValueError naming the field and its value.
+    """
+
+    token_knots: tuple[int, ...]
+    knot_times_s: tuple[float, ...]
+    per_request_s: float = 0.0
+    per_kv_token_s: float = 0.0
+    bucket_edges: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_increasing("token_knots", self.token_knots)
+        _check_increasing("bucket_edges", self.bucket_edges)
+        times = self.knot_times_s
+        if not self.token_knots or len(times) != len(self.token_knots):
+            raise ValueError(
+                "knot_times_s must hold one time per token knot, at least one, got "
+                f"{len(times)} for {len(self.token_knots)} knots"
+            )
+        for earlier, later in zip((0.0, *times), times, strict=False):
+            if not (0 < later < math.inf and earlier <= later):
+                raise ValueError(
+                    f"knot_times_s must be positive and must not fall, got {later} "
+                    f"after {earlier}"
+                )
+        for name in ("per_request_s", "per_kv_token_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {value}")
+
+    def step_time_s(
+        self, *, total_verify_tokens: int, batch_size: int, total_kv_tokens: int
+    ) -> float:
+        """Return the expected seconds of one verify step; arguments >= 0."""
+        check_count("total_verify_tokens", total_verify_tokens)
+        times = self.step_times_s(
+            total_verify_tokens=np.array([total_verify_tokens]),
+            batch_size=batch_size,
+            total_kv_tokens=total_kv_tokens,
+        )
+        return float(times[0])
+
+    def step_times_s(
+        self,
+        *,
+        total_verify_tokens: npt.NDArray[np.int64],
+        batch_size: int,
+        total_kv_tokens: int,
+    ) -> npt.NDArray[np.float64]:
+        """`step_time_s` of many token counts at once, all >= 0."""
+        check_count("batch_size", batch_size)
+        check_count("total_kv_tokens", total_kv_tokens)
+        tokens = _bucketed(total_verify_tokens, self.bucket_edges)
+        curve = np.interp(tokens, self.token_knots, self.knot_times_s)
+        if len(self.token_knots) > 1:
+            rise = self.knot_times_s[-1] - self.knot_times_s[-2]
+            slope = rise / (self.token_knots[-1] - self.token_knots[-2])
+            curve += slope * np.maximum(tokens - self.token_knots[-1], 0)
+        curve += self.per_request_s * batch_size + self.per_kv_token_s * total_kv_tokens
+        return curve
+
+    def to_json(self) -> str:
+        """Return the table as JSON text that `from_json` reads back unchanged."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a table from JSON text; ValueError for anything that is not one."""
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"cost table is not valid JSON: {error}") from None
+        if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
+            raise ValueError(f'cost table must be a JSON object of format "{_FORMAT}"')
+        try:
+            table = cls(
+                token_knots=tuple(int(x) for x in fields.pop("token_knots")),
+                knot_times_s=tuple(float(x) for x in fields.pop("knot_times_s")),
+                per_request_s=float(fields.pop("per_request_s")),
+                per_kv_token_s=float(fields.pop("per_kv_token_s")),
+                bucket_edges=tuple(int(x) for x in fields.pop("bucket_edges")),
+            )
+        except KeyError as error:
+            raise ValueError(f"cost table lacks the key {error}") from None
+        except TypeError as error:
+            raise ValueError(f"cost table has a value of wrong type: {error}") from None
+        if fields:
+            raise ValueError(f"cost table has unknown keys {sorted(fields)}")
+        return table
+
+    @classmethod
+    def fit(
+        cls,
+        samples: Iterable[CostSample | Mapping[str, float] | Sequence[float]],
+        *,
+        token_knots: Sequence[int] | None = None,
+        bucket_edges: Sequence[int] = (),
+    ) -> Self:
+        """Fit the formula to measured steps by robust non-negative least squares.
+
+        A sample is a CostSample, a mapping with its field names, or a sequence in its
+        order. Outliers (a step that waited for something else) count less: Huber
+        weights, reweighted until settled. Coefficients are held at 0 or above, which is
+        what keeps the table from falling. Knots default to at most 8 of the measured
+        token counts, evenly by number of samples.
+
+        Raises ValueError without samples, and for a sample that is not usable.
+        """
+        rows = np.array([_sample_row(sample) for sample in samples], np.float64)
+        if rows.shape[0] == 0:
+            raise ValueError("samples must hold at least one measured step, got none")
+        edges = tuple(int(edge) for edge in bucket_edges)
+        _check_increasing("bucket_edges", edges)
+        tokens = _bucketed(rows[:, 0].astype(np.int64), edges)
+        if token_knots is None:
+            # Quantiles of the samples, taken at values that were really measured.
+            at = np.linspace(0, 1, _MAX_KNOTS)
+            token_knots = np.unique(np.quantile(tokens, at, method="nearest")).tolist()
+        knots = tuple(int(knot) for knot in token_knots)
+        _check_increasing("token_knots", knots)
+        # Tokens climbed within each segment; the last one is open at its end.
+        starts = np.array(knots[:-1], np.float64)
+        lengths = np.diff(np.array(knots, np.float64))
+        if len(lengths):
+            lengths[-1] = np.inf
+        climbed = np.clip(tokens[:, None] - starts, 0, lengths)
+        ones = np.ones((len(rows), 1))
+        columns = np.hstack([ones, climbed, rows[:, 1:3]])
+        fitted = robust_nonnegative(columns, rows[:, 3])
+        slopes = fitted[1 : len(knots)]
+        rises = np.concatenate([[0.0], slopes * np.diff(np.array(knots))])
+        times = np.maximum(fitted[0] + rises.cumsum(), _SHORTEST_S)
+        return cls(
+            token_knots=knots,
+            knot_times_s=tuple(times.tolist()),
+            per_request_s=float(fitted[-2]),
+            per_kv_token_s=float(fitted[-1]),
+            bucket_edges=edges,
+        )
+
+
+def _bucketed(
+    tokens: npt.NDArray[np.int64], edges: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    if not edges:
+        return tokens
+    table = np.array(edges, np.int64)
+    holder = np.searchsorted(table, tokens, side="left")
+    inside = holder < len(table)
+    return np.where(inside, table[np.minimum(holder, len(table) - 1)], tokens)
+
+
+def _check_increasing(name: str, values: tuple[int, ...]) -> None:
+    for earlier, later in zip((-1, *values), values, strict=False):
+        if later <= earlier:
+            raise ValueError(
+                f"{name} must be non-negative and strictly increasing, got {values}"
+            )
+
+
+def _sample_row(
+    sample: CostSample | Mapping[str, float] | Sequence[float],
+) -> tuple[float, ...]:
+    if isinstance(sample, Mapping):
+        try:
+            row = tuple(float(sample[name]) for name in CostSample._fields)
+        except KeyError as error:
+            raise ValueError(f"samples: {error} is missing in {sample!r}") from None
+    else:
+        row = tuple(float(value) for value in sample)
+    usable = len(row) == 4 and all(0 <= value < math.inf for value in row)
+    if not usable or row[3] == 0:
+        raise ValueError(
+            "samples must hold (total_verify_tokens, batch_size, total_kv_tokens, "
+            f"step_time_s), counts >= 0 and a positive time, got {sample!r}"
+        )
+    return row

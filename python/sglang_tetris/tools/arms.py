@@ -1,0 +1,100 @@
+"""The serving arms that demo and benchmark compare: one set of server flags each.
+
+All arms share the model, the data type and the pool; the speculative ones share the
+draft and its hot-token map. A shape is (num_steps, topk, num_draft_tokens), the last
+with the anchor, as SGLang counts it.
+"""
+
+from dataclasses import dataclass
+
+from sglang_tetris.tools.prepare_model import PreparedModels
+
+DRAFTS = ("eagle", "standalone")
+PLAIN = "plain"
+CHAIN = "eagle-chain"
+TREE = "eagle-tree"
+TETRIS = "tetris"
+ARM_NAMES = (PLAIN, CHAIN, TREE, TETRIS)
+
+# 20,000 tokens of this model are 0.5 GB; more would only delay the start.
+COMMON_FLAGS = ("--max-total-tokens", "20000", "--mem-fraction-static", "0.2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How far and how wide to draft; num_draft_tokens counts the anchor."""
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+
+    def flags(self) -> tuple[str, ...]:
+        """Return SGLang's three flags for this shape."""
+        return (
+            *("--speculative-num-steps", str(self.num_steps)),
+            *("--speculative-eagle-topk", str(self.topk)),
+            *("--speculative-num-draft-tokens", str(self.num_draft_tokens)),
+        )
+
+
+CHAIN_SHAPE = Shape(num_steps=2, topk=1, num_draft_tokens=3)
+TREE_SHAPE = Shape(num_steps=3, topk=2, num_draft_tokens=6)
+# Wider than the tree above: what is not worth a verify row is trimmed, not drafted.
+TETRIS_SHAPE = Shape(num_steps=3, topk=2, num_draft_tokens=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One thing to measure: a short name, a label for tables, and its server flags."""
+
+    name: str
+    label: str
+    flags: tuple[str, ...]
+
+
+def make_arm(
+    name: str,
+    models: PreparedModels,
+    *,
+    dtype: str = "bfloat16",
+    draft: str = "eagle",
+    tetris_shape: Shape = TETRIS_SHAPE,
+    tetris_budget: str = "auto",
+) -> Arm:
+    """Return the arm called `name` with every flag that `launch_server` needs.
+
+    Args:
+        name: one of `ARM_NAMES`.
+        models: where target, drafts and hot-token map lie.
+        dtype: always given, because SGLang turns a float32 model into float16.
+        draft: one of `DRAFTS`; the fixed shapes use the same one.
+        tetris_shape, tetris_budget: for the TETRIS arm only.
+
+    Raises:
+        ValueError: an unknown name or draft.
+    """
+    if name not in ARM_NAMES:
+        raise ValueError(f"arm must be one of {', '.join(ARM_NAMES)}, got {name!r}")
+    if draft not in DRAFTS:
+        raise ValueError(f"draft must be one of {', '.join(DRAFTS)}, got {draft!r}")
+    flags = ("--model-path", str(models.target), "--dtype", dtype, *COMMON_FLAGS)
+    if name == PLAIN:
+        return Arm(name=name, label="no speculation", flags=flags)
+    path = models.eagle if draft == "eagle" else models.standalone
+    flags += (
+        *("--speculative-draft-model-path", str(path)),
+        *("--speculative-token-map", str(models.hot_tokens)),
+    )
+    stock = "EAGLE" if draft == "eagle" else "STANDALONE"
+    if name == CHAIN:
+        label = f"SGLang {stock}, chain of {CHAIN_SHAPE.num_steps}"
+        shape, algorithm = CHAIN_SHAPE, stock
+    elif name == TREE:
+        label = f"SGLang {stock}, tree of {TREE_SHAPE.num_draft_tokens}"
+        shape, algorithm = TREE_SHAPE, stock
+    else:
+        label = f"TETRIS, budget {tetris_budget}"
+        shape, algorithm = tetris_shape, "TETRIS"
+        flags += ("--tetris-budget", tetris_budget)
+    flags += ("--speculative-algorithm", algorithm, *shape.flags())
+    return Arm(name=name, label=label, flags=flags)

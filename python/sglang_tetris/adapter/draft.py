@@ -159,7 +159,7 @@ class TreeDrafter:
     ) -> None:
         """Copy each branch's draft KV of steps 0 .. step from the branch it continues.
 
-        branch [bs, topk]: which branch each new one continues; slots [steps, bs * topk].
+        branch [bs, topk]: the branch each new one continues; slots [steps, bs * topk].
         """
         bs, topk = branch.shape
         line = slots[: step + 1].view(step + 1, bs, topk)
@@ -264,7 +264,7 @@ class StandaloneTreeDrafter(TreeDrafter, StandaloneDraftWorker):
     step_capture_mode = CaptureHiddenMode.NULL
 
     def init_lm_head(self) -> None:
-        """Keep only the hot tokens' rows of the draft's own head, if a map was given."""
+        """Keep only the hot tokens' rows of the draft's own head, given a map."""
         super().init_lm_head()
         if self.hot_token_id is not None:
             head = self.draft_runner.model.lm_head

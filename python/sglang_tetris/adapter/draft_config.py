@@ -82,8 +82,8 @@ def check_draft(
     draft_vocab, target_vocab = vocab_size(draft), vocab_size(target)
     if draft_vocab != target_vocab:
         raise TetrisConfigError(
-            f"the draft model at {path} has a vocabulary of {draft_vocab} tokens and the "
-            f"target one of {target_vocab}; they must share one vocabulary"
+            f"the draft model at {path} has a vocabulary of {draft_vocab} tokens and "
+            f"the target one of {target_vocab}; they must share one vocabulary"
         )
     draft_hidden = draft.get("target_hidden_size") or draft.get("hidden_size")
     target_hidden = _text_config(target).get("hidden_size")

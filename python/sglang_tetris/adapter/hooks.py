@@ -5,6 +5,7 @@ belong to a running server look at its algorithm first: a server that runs somet
 else behaves as without this package.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,11 @@ _COMPONENTS = "sglang.srt.managers.scheduler_components"
 _STREAMER = f"{_COMPONENTS}.output_streamer.SchedulerOutputStreamer"
 _INTERNAL = f"{_COMPONENTS}.internal_state.SchedulerInternalStateController"
 _METRICS = f"{_COMPONENTS}.metrics_reporter.SchedulerMetricsReporter"
+_SIZING = "sglang.srt.mem_cache.allocation_sizing"
 _PARAMS = "sglang.srt.sampling.sampling_params.SamplingParams"
+
+# Set by tests only: lets them plant a bias, to see that they would find one.
+TEST_SWITCHES_ENV = "SGLANG_TETRIS_TEST_SWITCHES"
 
 _from_command_line = False
 
@@ -85,13 +90,26 @@ def update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str, Any]
     def apply(_: str, value: Any) -> None:
         worker.budget.set(value)
 
-    return {**handlers, "tetris_budget": _UpdateHandler(validate, apply)}
+    ours = {"tetris_budget": _UpdateHandler(validate, apply)}
+    if os.environ.get(TEST_SWITCHES_ENV):
+        ours["tetris_test_keep_argmax"] = _UpdateHandler(
+            lambda _, value: None, lambda _, value: worker.keep_argmax(bool(value))
+        )
+    return {**handlers, **ours}
 
 
 def add_speculative(_: Any, controller: Any, state: dict[str, Any]) -> None:
     """Show the effective configuration and the totals in /server_info."""
     if reporting.is_tetris(controller.scheduler.spec_algorithm):
-        state["tetris"] = controller.scheduler.draft_worker.describe()
+        scheduler = controller.scheduler
+        state["tetris"] = {
+            **scheduler.draft_worker.describe(),
+            "kv_pool": {
+                "size": scheduler.max_total_num_tokens,
+                "free": scheduler.token_to_kv_pool_allocator.available_size(),
+                "evictable": scheduler.tree_cache.evictable_size(),
+            },
+        }
 
 
 def build_customized_info(
@@ -143,6 +161,20 @@ def report_decode_stats(
     original(reporter, *args, **kwargs)
 
 
+def extra_context_len(extra: int) -> int:
+    """Widen a request's row of slots to hold what a round reserves past the context.
+
+    A round reads and writes up to one reserve past the committed tokens, also of a
+    request that is about to reach the context length.
+    """
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+    from sglang.srt.runtime_context import get_schedule, get_spec
+
+    if str(get_spec().speculative_algorithm).upper() != "TETRIS":
+        return extra
+    return max(extra, get_alloc_reserve_per_decode() + get_schedule().page_size)
+
+
 # (target, hook, how it is attached)
 HOOKS: tuple[tuple[str, Callable[..., Any], str], ...] = (
     (f"{_SERVER_ARGS}.add_cli_args", add_cli_args, "after"),
@@ -160,6 +192,7 @@ HOOKS: tuple[tuple[str, Callable[..., Any], str], ...] = (
     (f"{_TOKENIZER}.update_request_meta_info", update_meta_info, "around"),
     (f"{_TOKENIZER}._calculate_spec_decoding_metrics", spec_metrics, "after"),
     (f"{_METRICS}.report_decode_stats", report_decode_stats, "around"),
+    (f"{_SIZING}.get_req_to_token_extra_context_len", extra_context_len, "after"),
 )
 
 

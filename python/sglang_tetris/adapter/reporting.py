@@ -39,18 +39,23 @@ class RoundReporter:
         self.num_steps = 0
         self._since_log = DraftCounters()
         self._budget_text = ""
+        self._draft_budget = 0
         self._metrics: _Metrics | None = None
 
     def record_round_host(
         self,
         reqs: list[Any],
         budget_text: str,
+        draft_budget: int,
         max_drafts: list[int | None],
         counters: list[DraftCounters],
     ) -> None:
-        """Add one round; each list has one entry per request."""
+        """Add one round; each list has one entry per request.
+
+        budget_text is what the user wrote, draft_budget what it came to in this step.
+        """
         self.num_steps += 1
-        self._budget_text = budget_text
+        self._budget_text, self._draft_budget = budget_text, draft_budget
         round_counts = DraftCounters()
         for req, limit, counts in zip(reqs, max_drafts, counters, strict=True):
             before = vars(req).get(_ATTRIBUTE, (DraftCounters(), None, None))[0]
@@ -79,11 +84,11 @@ class RoundReporter:
         full_width = counts.num_rounds * stats.scheduler.draft_worker.max_drafts
         stats.spec_num_correct_drafts = counts.accept_rate * full_width
         if self._metrics is not None:
-            self._metrics.set_rates(counts)
+            self._metrics.set_rates(counts, self._draft_budget)
         if stats.is_stats_logging_rank:
             logger.info(
                 "TETRIS: #round: %d, proposed: %d, verified: %d, trimmed: %d, "
-                "correct: %d, accept len: %.2f, accept rate: %.2f, budget: %s",
+                "correct: %d, accept len: %.2f, accept rate: %.2f, budget: %s = %d",
                 counts.num_rounds,
                 counts.num_proposed_drafts,
                 counts.num_verify_drafts,
@@ -92,11 +97,16 @@ class RoundReporter:
                 counts.accept_length,
                 counts.accept_rate,
                 self._budget_text,
+                self._draft_budget,
             )
 
     def describe(self) -> dict[str, Any]:
         """Return the totals for /server_info."""
-        return {"num_steps": self.num_steps, **counts_as_dict(self.totals)}
+        return {
+            "num_steps": self.num_steps,
+            "draft_budget": self._draft_budget,
+            **counts_as_dict(self.totals),
+        }
 
 
 class _Metrics:
@@ -117,23 +127,21 @@ class _Metrics:
         self._gauges = {
             name: Gauge(
                 f"sglang:tetris_{name}",
-                f"TETRIS: {name.replace('_', ' ')} over the last log interval.",
+                f"TETRIS: {name.replace('_', ' ')} at the last log line.",
                 names,
                 multiprocess_mode="mostrecent",
             ).labels(**labels)
-            for name in ("accept_rate", "accept_length", "verify_drafts_per_round")
+            for name in ("accept_rate", "accept_length", "draft_budget")
         }
 
     def add(self, counts: DraftCounters) -> None:
         for name, counter in self._counters.items():
             counter.inc(getattr(counts, name))
 
-    def set_rates(self, counts: DraftCounters) -> None:
-        self._gauges["accept_rate"].setcounts.accept_rate
+    def set_rates(self, counts: DraftCounters, draft_budget: int) -> None:
+        self._gauges["accept_rate"].set(counts.accept_rate)
         self._gauges["accept_length"].set(counts.accept_length)
-        self._gauges["verify_drafts_per_round"].set(
-            counts.num_verify_drafts / max(counts.num_rounds, 1)
-        )
+        self._gauges["draft_budget"].set(draft_budget)
 
 
 def counts_as_dict(counts: DraftCounters) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """`match` verification: the target's own token at each row of the followed path.
 
-At a row SGLang's own `Sampler` chooses the token exactly as plain decoding would at that
-position: same logits after penalties, grammar, bias; same temperature, top-k, top-p,
-min-p; with a seed the same noise, which SGLang keys by (seed, position, token). The
-child that holds the token is followed; where there is none it is the bonus token. So
+At a row SGLang's own `Sampler` chooses the token exactly as plain decoding would at
+that position: same logits after penalties, grammar, bias; same temperature, top-k,
+top-p, min-p; with a seed the same noise, which SGLang keys by (seed, position,
+token). The child that holds the token is followed; where there is none it is the bonus token. So
 nothing about the draft, the trimming or the budget can change the output law.
 
 Rows off the path are never sampled: the anchors first, then the rows they lead to, at
@@ -41,6 +41,8 @@ class MatchSampler:
     def __init__(self, sampler: Any, penalties: PenaltyState) -> None:
         self._sampler = sampler
         self._penalties = penalties
+        # Plants a bias that tests must be able to find; see hooks.TEST_SWITCHES_ENV.
+        self.keep_argmax = False
 
     def accept(
         self,
@@ -98,14 +100,13 @@ class MatchSampler:
         level.apply_logits_bias(rows)
         if keep_logits:
             logits[walk.rows] = rows
-        tokens = self._sampler(
-            LogitsProcessorOutput(next_token_logits=rows),
-            level,
-            False,
-            [],
-            [],
-            plan.positions[walk.rows],
-        ).to(torch.int64)
+        positions = plan.positions[walk.rows]
+        if self.keep_argmax:
+            tokens = rows.argmax(-1)
+        else:
+            output = LogitsProcessorOutput(next_token_logits=rows)
+            tokens = self._sampler(output, level, False, [], [], positions)
+        tokens = tokens.to(torch.int64)
         if penalties is not None:
             penalties.emit(walk.requests, tokens)
         walk.step(tokens, grammars)

@@ -89,8 +89,8 @@ def check_raw_args(server_args: Any) -> None:
         draft_config.check_same_tokens(path, server_args.model_path)
     if kind == "eagle3" and server_args.speculative_token_map is not None:
         raise TetrisConfigError(
-            "--speculative-token-map has no effect on an EAGLE3 draft, which brings its "
-            "own reduced vocabulary; leave it out"
+            "--speculative-token-map has no effect on an EAGLE3 draft, which brings "
+            "its own reduced vocabulary; leave it out"
         )
     options.publish(dataclasses.replace(chosen, draft_kind=kind))
 

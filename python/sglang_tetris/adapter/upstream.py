@@ -1,8 +1,9 @@
 """Every SGLang symbol that this package touches, with the signature it relies on.
 
 A symbol counts when this package replaces it, subclasses it or calls it; the list is
-`upstream_symbols.json`, dotted name -> parameter names in order, ``*`` and ``**`` before
-the collecting ones. `check` compares it with what is installed and starts nothing.
+`upstream_symbols.json`, dotted name -> parameter names in order, ``*`` and ``**``
+before the collecting ones. `check` compares it with what is installed; it starts
+nothing.
 """
 
 import importlib.metadata

@@ -118,6 +118,10 @@ class TetrisWorker(EAGLEWorkerV2):
             "totals": self.reporter.describe(),
         }
 
+    def keep_argmax(self, on: bool) -> None:
+        """Test switch: emit the arg-max at verified rows, which biases the output."""
+        self._sampler.keep_argmax = on
+
     def forward_batch_generation(
         self,
         batch: Any,
@@ -153,9 +157,10 @@ class TetrisWorker(EAGLEWorkerV2):
         limits = [own_limit(req, self.config) for req in batch.reqs]
         caps = draft_caps_host(batch.reqs, limits, self.max_drafts)
         trees = self._draft(batch, caps)
+        draft_budget = self.budget.draft_budget(trees)
         allocation = select_draft_tokens(
             trees,
-            draft_budget=self.budget.draft_budget(trees),
+            draft_budget=draft_budget,
             max_drafts=torch.tensor(caps, dtype=torch.int64, device=self.device),
         )
         plan = build_verify_plan(
@@ -169,7 +174,9 @@ class TetrisWorker(EAGLEWorkerV2):
         self._commit_kv(plan, slots, accepted)
         state = self._draft_extend(batch, accepted, target.hidden_states)
         target.hidden_states = None
-        self._report_host(batch, limits, trees, caps, allocation, accepted)
+        self._report_host(
+            batch, draft_budget, limits, trees, caps, allocation, accepted
+        )
         return GenerationBatchResult(
             logits_output=target,
             next_token_ids=accepted.accept_tokens.clamp(min=0).flatten(),
@@ -272,6 +279,7 @@ class TetrisWorker(EAGLEWorkerV2):
     def _report_host(
         self,
         batch: Any,
+        draft_budget: int,
         limits: list[int | None],
         trees: DraftTrees,
         caps: list[int],
@@ -282,6 +290,7 @@ class TetrisWorker(EAGLEWorkerV2):
         self.reporter.record_round_host(
             batch.reqs,
             str(self.budget),
+            draft_budget,
             limits,
             count_round(
                 num_nodes=[min(drafted, cap) for drafted, cap in nodes],

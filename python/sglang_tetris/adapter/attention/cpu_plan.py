@@ -22,6 +22,9 @@ draft decode, step s   committed tokens             s + 1 slots of every branch,
                                                     a row sees its own branch
 =====================  ===========================  ==============================
 
+``prefix_starts`` (None: 0) hides the prefix positions below it from every row of a
+group: a draft's cache may hold nothing there.
+
 Rows are ordered by group. ``row_positions`` and ``tail_positions`` are sequence
 positions; only a sliding window reads them: a row sees a key when
 ``key position >= row position - window``.
@@ -48,6 +51,7 @@ class AttentionPlan:
     tail_positions: torch.Tensor
     mask: torch.Tensor | None = None
     mask_indptr: torch.Tensor | None = None
+    prefix_starts: torch.Tensor | None = None
 
     @property
     def num_groups(self) -> int:
@@ -82,6 +86,7 @@ def extend_plan(
     prefix_lens: torch.Tensor,
     extend_lens: torch.Tensor,
     slots: torch.Tensor,
+    prefix_starts: torch.Tensor | None = None,
 ) -> AttentionPlan:
     """``extend_lens[r]`` new tokens per request, causal, at ``slots``."""
     prefix_lens = _int64(prefix_lens)
@@ -95,6 +100,7 @@ def extend_plan(
         tail_slots=_int64(slots),
         row_positions=positions,
         tail_positions=positions,
+        prefix_starts=_optional_int64(prefix_starts),
     )
 
 
@@ -143,6 +149,7 @@ def draft_decode_plan(
     prefix_lens: torch.Tensor,
     branch_slots: torch.Tensor,
     step: int,
+    prefix_starts: torch.Tensor | None = None,
 ) -> AttentionPlan:
     """Step ``step`` (from 0) of a multi-step draft with ``topk`` branches.
 
@@ -170,11 +177,16 @@ def draft_decode_plan(
         tail_positions=tail.reshape(-1),
         mask=mask,
         mask_indptr=mask_indptr,
+        prefix_starts=_optional_int64(prefix_starts),
     )
 
 
 def _int64(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.int64).contiguous()
+
+
+def _optional_int64(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else _int64(tensor)
 
 
 def _indptr(lens: torch.Tensor) -> torch.Tensor:

@@ -60,6 +60,9 @@ def paged_attention(
     if window >= 0:
         low = (plan.row_positions - window).unsqueeze(1)
         visible &= key_positions[group] >= low
+    if plan.prefix_starts is not None:
+        hidden = key_positions < plan.prefix_starts.unsqueeze(1)
+        visible &= ~(hidden & ~is_tail)[group]
 
     num_kv_heads = k_cache.shape[1]
     share = q.shape[1] // num_kv_heads

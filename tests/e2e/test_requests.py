@@ -1,0 +1,101 @@
+"""Per-request limits, the control endpoint, and numbers that agree with each other."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import models
+from tests.e2e.pool import ServerPool, set_budget, tetris_flags, tetris_info
+from tests.e2e.servers import Server
+from tests.e2e.test_exactness_tiny import CHAIN, prompts
+
+
+@pytest.fixture
+def server(pool: ServerPool, model_root: Path) -> Server:
+    """A server whose draft is the target itself: every verified draft is right."""
+    target = models.make_target(model_root)
+    found = pool.get(target, tetris_flags(target, **CHAIN))
+    set_budget(found, "3x")
+    return found
+
+
+def _tetris(limit: object) -> dict:
+    return {"custom_params": {"tetris": {"max_drafts": limit}}}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 99])
+def test_a_request_can_limit_its_drafts(server: Server, limit: int) -> None:
+    (reply,) = server.generate(prompts(1), max_new_tokens=20, **_tetris(limit))
+    meta = reply["meta_info"]
+    assert meta["tetris"]["max_drafts"] == limit
+    assert meta["spec_num_verify_drafts"] <= limit * meta["spec_verify_ct"]
+    if limit == 0:
+        assert meta["spec_verify_ct"] == 19, "one token a round is plain decoding"
+
+
+@pytest.mark.parametrize("limit", [-1, "two", 1.5, True, [1]])
+def test_a_malformed_limit_is_a_400(server: Server, limit: object) -> None:
+    with pytest.raises(RuntimeError, match=r": 400 .*max_drafts"):
+        server.generate(prompts(1), **_tetris(limit))
+
+
+def test_an_unknown_key_is_a_400(server: Server) -> None:
+    with pytest.raises(RuntimeError, match=r": 400 .*max_draft"):
+        server.generate(prompts(1), custom_params={"tetris": {"max_draft": 1}})
+
+
+def test_other_custom_params_are_left_alone(server: Server) -> None:
+    (reply,) = server.generate(prompts(1), custom_params={"mine": {"x": 1}})
+    assert reply["meta_info"]["tetris"]["max_drafts"] is None
+
+
+def test_a_bad_budget_is_rejected_and_changes_nothing(server: Server) -> None:
+    reply = server.post(
+        "/set_internal_state", {"server_args": {"tetris_budget": "lots"}}
+    )
+    assert not any(
+        part["updated"] for part in (reply if isinstance(reply, list) else [reply])
+    )
+    assert tetris_info(server)["draft_budget"] == "3x"
+
+
+def test_sums_of_requests_logs_and_metrics_agree(server: Server) -> None:
+    set_budget(server, "4")
+    before = tetris_info(server)["totals"]
+    replies = server.generate(prompts(6), max_new_tokens=20)
+    after = tetris_info(server)["totals"]
+    for name, key in (
+        ("num_rounds", "spec_verify_ct"),
+        ("num_proposed_drafts", "spec_num_proposed_drafts"),
+        ("num_verify_drafts", "spec_num_verify_drafts"),
+        ("num_correct_drafts", "spec_num_correct_drafts"),
+        ("num_trimmed_drafts", "spec_num_trimmed_drafts"),
+    ):
+        asked = sum(reply["meta_info"][key] for reply in replies)
+        assert after[name] - before[name] == asked, name
+    assert after["num_trimmed_drafts"] > before["num_trimmed_drafts"], "4 < 3 x 6"
+    for reply in replies:
+        meta = reply["meta_info"]
+        rate = meta["spec_num_correct_drafts"] / meta["spec_num_verify_drafts"]
+        assert meta["spec_accept_rate"] == pytest.approx(rate)
+        assert meta["tetris"]["draft_budget"] == "4"
+    metrics = _metrics(server)
+    for name in ("num_rounds", "num_verify_drafts", "num_correct_drafts"):
+        assert metrics[f"sglang:tetris_{name}_total"] == after[name]
+    assert "TETRIS: #round" in server.log()
+    assert metrics["sglang:tetris_draft_budget"] == 4
+    # Draft = target: whatever was verified was right, in SGLang's own gauge too.
+    assert metrics["sglang:spec_accept_rate"] == pytest.approx(1.0)
+
+
+def _metrics(server: Server) -> dict[str, float]:
+    import urllib.request
+
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    values = {}
+    for line in lines:
+        if line.startswith("sglang:"):
+            name, value = line.rsplit(" ", 1)
+            values[name.split("{")[0]] = float(value)
+    return values

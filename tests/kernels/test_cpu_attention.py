@@ -35,38 +35,46 @@ def reference(
     slot_map: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One row, one head, one key at a time, in float64."""
-    share = q.shape[1] // k_cache.shape[1]
     out = torch.zeros(q.shape[0], q.shape[1], v_cache.shape[2], dtype=torch.float64)
+    keys, values = k_cache.double(), v_cache.double()
     for group in range(plan.num_groups):
         first, last = plan.row_indptr[group : group + 2].tolist()
-        tail0, tail1 = plan.tail_indptr[group : group + 2].tolist()
-        prefix_len = int(plan.prefix_lens[group])
         for row in range(first, last):
-            keys = []
-            position = int(plan.row_positions[row])
-            for p in range(prefix_len):
-                hidden = (
-                    plan.prefix_starts is not None and p < plan.prefix_starts[group]
-                )
-                if not hidden and (window < 0 or p >= position - window):
-                    keys.append(int(req_to_token[plan.req_rows[group], p]))
-            for t in range(tail1 - tail0):
-                if plan.mask is None:
-                    sees = t <= (tail1 - tail0) - (last - first) + (row - first)
-                else:
-                    start = int(plan.mask_indptr[group])
-                    sees = plan.mask[start + (row - first) * (tail1 - tail0) + t]
-                key_position = int(plan.tail_positions[tail0 + t])
-                if sees and (window < 0 or key_position >= position - window):
-                    keys.append(int(plan.tail_slots[tail0 + t]))
+            slots = _seen_slots(plan, group, row, first, last, req_to_token, window)
             if slot_map is not None:
-                keys = [int(slot_map[slot]) for slot in keys]
+                slots = slot_map[slots].tolist()
             for head in range(q.shape[1]):
-                k = k_cache[keys, head // share].double()
-                v = v_cache[keys, head // share].double()
-                weights = torch.softmax(k @ q[row, head].double() * scaling, dim=0)
-                out[row, head] = weights @ v
+                kv_head = head * k_cache.shape[1] // q.shape[1]
+                scores = keys[slots, kv_head] @ q[row, head].double() * scaling
+                out[row, head] = torch.softmax(scores, 0) @ values[slots, kv_head]
     return out
+
+
+def _seen_slots(
+    plan: AttentionPlan,
+    group: int,
+    row: int,
+    first: int,
+    last: int,
+    req_to_token: torch.Tensor,
+    window: int,
+) -> list[int]:
+    low = int(plan.row_positions[row]) - window if window >= 0 else 0
+    start = 0 if plan.prefix_starts is None else int(plan.prefix_starts[group])
+    prefix = req_to_token[plan.req_rows[group]].tolist()[: int(plan.prefix_lens[group])]
+    seen = [slot for p, slot in enumerate(prefix) if p >= max(low, start)]
+    tail = slice(*plan.tail_indptr[group : group + 2].tolist())
+    slots, positions = plan.tail_slots[tail].tolist(), plan.tail_positions[tail]
+    num_tail = len(slots)
+    if plan.mask is None:
+        visible = [t <= num_tail - (last - row) for t in range(num_tail)]
+    else:
+        at = int(plan.mask_indptr[group]) + (row - first) * num_tail
+        visible = plan.mask[at : at + num_tail].tolist()
+    for slot, position, sees in zip(slots, positions.tolist(), visible, strict=True):
+        if sees and position >= low:
+            seen.append(slot)
+    return seen
 
 
 class World:

@@ -4,7 +4,8 @@
 
 Temperature 0. Plain decoding answers once; then each draft (EAGLE, standalone) and
 shape (chain, tree) at each budget. Answers are compared up to a first difference. In
-float32 a difference counts as rounding only where plain decoding's two best logits at that token
+float32 a difference counts as rounding only where plain decoding's two best logits at
+that token
 are shown to lie within 1e-3; anything else is an error and the exit status is 1. In
 other dtypes the share of identical answers is reported. The result is written as JSON
 with its provenance.
@@ -142,8 +143,7 @@ def run_matrix(args: argparse.Namespace, console: Console) -> list[dict[str, Any
                 with running_server(flags, log_path=log) as server:
                     for budget in BUDGETS:
                         progress.update(task, description=f"{draft} {shape} {budget}")
-                        state = {"server_args": {"tetris_budget": budget}}
-                        post(server, "/set_internal_state", state)
+                        post(server, "/tetris/budget", {"draft_budget": budget})
                         replies = answers(server, prompts, args.tokens)
                         row = _row(draft, shape, budget, replies)
                         rows.append(row)

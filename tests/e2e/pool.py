@@ -102,12 +102,8 @@ def tetris_flags(
 
 def set_budget(server: Server, budget: str) -> None:
     """Change the budget of a running server and see that it took effect."""
-    reply = server.post(
-        "/set_internal_state", {"server_args": {"tetris_budget": budget}}
-    )
-    assert all(
-        part["updated"] for part in (reply if isinstance(reply, list) else [reply])
-    )
+    reply = server.post("/tetris/budget", {"draft_budget": budget})
+    assert reply == {"draft_budget": budget, "updated": True}
     assert tetris_info(server)["draft_budget"] == budget
 
 

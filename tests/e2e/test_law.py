@@ -158,4 +158,6 @@ def _totals(server: Server) -> dict:
 
 
 def _switch(server: Server, on: bool) -> None:
-    server.post("/set_internal_state", {"server_args": {"tetris_test_keep_argmax": on}})
+    server.post(
+        "/set_internal_state", {"server_args": {"tetris_test_keep_argmax": int(on)}}
+    )

@@ -50,13 +50,22 @@ def test_other_custom_params_are_left_alone(server: Server) -> None:
 
 
 def test_a_bad_budget_is_rejected_and_changes_nothing(server: Server) -> None:
-    reply = server.post(
-        "/set_internal_state", {"server_args": {"tetris_budget": "lots"}}
-    )
-    assert not any(
-        part["updated"] for part in (reply if isinstance(reply, list) else [reply])
-    )
+    with pytest.raises(RuntimeError, match=r": 400 .*lots"):
+        server.post("/tetris/budget", {"draft_budget": "lots"})
+    asked = {"server_args": {"tetris_budget": -7}}
+    assert server.post("/set_internal_state", asked) == [False]
     assert tetris_info(server)["draft_budget"] == "3x"
+
+
+def test_sglangs_own_door_takes_numbers(server: Server) -> None:
+    for asked, shown in (
+        ({"tetris_budget": 16}, "16"),
+        ({"tetris_drafts_per_request": 2}, "2x"),
+        ({"tetris_budget": -1}, "auto"),
+    ):
+        # One entry per data-parallel rank.
+        assert server.post("/set_internal_state", {"server_args": asked}) == [True]
+        assert tetris_info(server)["draft_budget"] == shown
 
 
 def test_sums_of_requests_logs_and_metrics_agree(server: Server) -> None:

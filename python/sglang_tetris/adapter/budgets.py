@@ -10,7 +10,6 @@ from sglang_tetris.core import DraftBudget, DraftTrees, path_survival
 from sglang_tetris.core.config import (
     BudgetSpec,
     TetrisConfig,
-    parse_budget,
     parse_request_max_drafts,
 )
 
@@ -22,11 +21,7 @@ class BudgetHolder:
     """The current budget policy; `str()` is what the user wrote: auto, 16, 3x."""
 
     def __init__(self, spec: BudgetSpec) -> None:
-        self._use(spec)
-
-    def set(self, text: str | int) -> None:
-        """Replace the budget; ValueError names a text that is none."""
-        self._use(parse_budget(text))
+        self.use(spec)
 
     def __str__(self) -> str:
         return str(self._spec)
@@ -41,7 +36,8 @@ class BudgetHolder:
         """Whether nothing can be verified whatever is drafted, known beforehand."""
         return self._spec.mode != "auto" and self._spec.value == 0
 
-    def _use(self, spec: BudgetSpec) -> None:
+    def use(self, spec: BudgetSpec) -> None:
+        """Replace the budget from the next round on."""
         policy = (AUTO_BUDGET if spec.mode == "auto" else spec).policy()
         assert policy is not None  # only auto has none
         self._spec, self._policy = spec, policy

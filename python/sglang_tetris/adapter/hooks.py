@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_tetris.adapter import options, reporting, startup
-from sglang_tetris.core.config import parse_budget, parse_request_max_drafts
+from sglang_tetris.adapter import control, options, reporting, startup
+from sglang_tetris.core.config import parse_request_max_drafts
 from sglang_tetris.core.errors import TetrisConfigError
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
@@ -46,6 +46,8 @@ def resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
     try:
         if not vars(server_args).get("_resolution_finished"):
             startup.check_raw_args(server_args)
+            if _from_command_line:
+                control.add_route()
         return original(server_args)
     except TetrisConfigError as error:
         if not _from_command_line:
@@ -81,16 +83,17 @@ def update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str, Any]
     if not reporting.is_tetris(controller.scheduler.spec_algorithm):
         return handlers
 
-    def validate(_: str, value: Any) -> None:
+    def validate(key: str, value: Any) -> None:
         try:
-            parse_budget(value)
+            control.from_number(key, value)
         except ValueError as error:
             raise UpdateRejected(str(error)) from error
 
-    def apply(_: str, value: Any) -> None:
-        worker.budget.set(value)
+    def apply(key: str, value: Any) -> None:
+        worker.budget.use(control.from_number(key, value))
 
-    ours = {"tetris_budget": _UpdateHandler(validate, apply)}
+    handler = _UpdateHandler(validate, apply)
+    ours = {control.PER_STEP: handler, control.PER_REQUEST: handler}
     if os.environ.get(TEST_SWITCHES_ENV):
         ours["tetris_test_keep_argmax"] = _UpdateHandler(
             lambda _, value: None, lambda _, value: worker.keep_argmax(bool(value))

@@ -3,7 +3,8 @@
 At a row SGLang's own `Sampler` chooses the token exactly as plain decoding would at
 that position: same logits after penalties, grammar, bias; same temperature, top-k,
 top-p, min-p; with a seed the same noise, which SGLang keys by (seed, position,
-token). The child that holds the token is followed; where there is none it is the bonus token. So
+token). The child that holds the token is followed; where there is none it is the bonus
+token. So
 nothing about the draft, the trimming or the budget can change the output law.
 
 Rows off the path are never sampled: the anchors first, then the rows they lead to, at

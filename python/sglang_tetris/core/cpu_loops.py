@@ -12,8 +12,8 @@ import torch
 
 from sglang_tetris.core import cpu_plan, cpu_select
 from sglang_tetris.core.layout import (
-    check_allocation_host,
     check_bound_host,
+    check_plan_values_host,
     padded_width,
 )
 from sglang_tetris.core.survival import node_depths_torch
@@ -77,11 +77,16 @@ def build_verify_plan(
     verify_lens = _array(allocation.verify_lens)
     depth_bound = trees.max_nodes if trees.max_depth is None else trees.max_depth
     num_rows, num_elements, width, max_depth, consistent = cpu_plan.measure_plan(
-        parents, _array(trees.num_nodes), keep, verify_lens, depth_bound
+        parents,
+        _array(trees.num_nodes),
+        keep,
+        verify_lens,
+        _array(prefix_lens),
+        depth_bound,
     )
     if not consistent:
         # Finds the fault again, slowly, and words the message.
-        check_allocation_host(trees, allocation, node_depths_torch(trees))
+        check_plan_values_host(trees, allocation, prefix_lens, node_depths_torch(trees))
     if total_verify_tokens is not None and num_mask_elements is not None:
         width, max_depth = padded_width(trees, total_verify_tokens)
     if total_verify_tokens is not None:
@@ -90,20 +95,10 @@ def build_verify_plan(
     if num_mask_elements is not None:
         check_bound_host("num_mask_elements", num_mask_elements, num_elements)
         num_elements = num_mask_elements
-    row_shape, table_shape = (num_rows,), (trees.batch_size, width)
-    plan = VerifyPlan(
-        input_ids=torch.empty(row_shape, dtype=torch.int64),
-        positions=torch.empty(row_shape, dtype=torch.int64),
-        qo_indptr=torch.empty(trees.batch_size + 1, dtype=torch.int32),
-        node_ids=torch.empty(row_shape, dtype=torch.int64),
-        retrieve_index=torch.empty(table_shape, dtype=torch.int64),
-        retrieve_next_token=torch.empty(table_shape, dtype=torch.int64),
-        retrieve_next_sibling=torch.empty(table_shape, dtype=torch.int64),
-        retrieve_parent=torch.empty(table_shape, dtype=torch.int64),
-        tree_mask=torch.empty(num_elements, dtype=torch.bool),
-        prefix_lens=prefix_lens,
-        max_depth=max_depth,
-    )
+    rows = torch.empty(3, num_rows, dtype=torch.int64)
+    tables = torch.empty(4, trees.batch_size, width, dtype=torch.int64)
+    qo_indptr = torch.empty(trees.batch_size + 1, dtype=torch.int32)
+    tree_mask = torch.empty(num_elements, dtype=torch.bool)
     cpu_plan.fill_plan(
         _array(trees.tokens),
         parents,
@@ -111,17 +106,26 @@ def build_verify_plan(
         verify_lens,
         _array(anchors),
         _array(prefix_lens),
-        plan.input_ids.numpy(),
-        plan.positions.numpy(),
-        plan.qo_indptr.numpy(),
-        plan.node_ids.numpy(),
-        plan.retrieve_index.numpy(),
-        plan.retrieve_next_token.numpy(),
-        plan.retrieve_next_sibling.numpy(),
-        plan.retrieve_parent.numpy(),
-        plan.tree_mask.numpy(),
+        rows.numpy(),
+        qo_indptr.numpy(),
+        tables.numpy(),
+        tree_mask.numpy(),
     )
-    return plan
+    input_ids, positions, node_ids = rows.unbind()
+    index, next_token, next_sibling, parent = tables.unbind()
+    return VerifyPlan(
+        input_ids=input_ids,
+        positions=positions,
+        qo_indptr=qo_indptr,
+        node_ids=node_ids,
+        retrieve_index=index,
+        retrieve_next_token=next_token,
+        retrieve_next_sibling=next_sibling,
+        retrieve_parent=parent,
+        tree_mask=tree_mask,
+        prefix_lens=prefix_lens,
+        max_depth=max_depth,
+    )
 
 
 def match_tree(plan: VerifyPlan, target_tokens: torch.Tensor) -> AcceptResult:
@@ -146,5 +150,9 @@ def match_tree(plan: VerifyPlan, target_tokens: torch.Tensor) -> AcceptResult:
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """View as the contiguous array that the loops were compiled for."""
-    array: npt.NDArray[Any] = tensor.detach().contiguous().numpy()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    array: npt.NDArray[Any] = tensor.numpy()
     return array

@@ -12,14 +12,19 @@ Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 
 
-@compiled("UniTuple(i8, 5)(i8[:,::1], i8[::1], b1[:,::1], i4[::1], i8)")
+@compiled("UniTuple(i8, 5)(i8[:,::1], i8[::1], b1[:,::1], i4[::1], i8[::1], i8)")
 def measure_plan(
-    parents: Ints, num_nodes: Ints, keep: Bools, verify_lens: Ints32, max_depth: int
+    parents: Ints,
+    num_nodes: Ints,
+    keep: Bools,
+    verify_lens: Ints32,
+    prefix_lens: Ints,
+    max_depth: int,
 ) -> tuple[int, int, int, int, int]:
     """Rows, mask elements, longest request, deepest node, and 1 if all is consistent.
 
     Consistent: no padding kept, closed under parents, lengths equal to 1 + kept nodes,
-    nothing deeper than `max_depth`.
+    no negative prefix, nothing deeper than `max_depth`.
     """
     bs, max_nodes = parents.shape
     depths = np.empty(max_nodes, np.int64)
@@ -36,7 +41,7 @@ def measure_plan(
             depths[node] = depths[parent] + 1 if parent >= 0 else 1
             deepest = max(deepest, depths[node])
             length += 1
-        if length != verify_lens[request]:
+        if length != verify_lens[request] or prefix_lens[request] < 0:
             return 0, 0, 0, 0, 0
         rows += length
         elements += length * length
@@ -48,8 +53,7 @@ def measure_plan(
 
 @compiled(
     "void(i8[:,::1], i8[:,::1], b1[:,::1], i4[::1], i8[::1], i8[::1], "
-    "i8[::1], i8[::1], i4[::1], i8[::1], "
-    "i8[:,::1], i8[:,::1], i8[:,::1], i8[:,::1], b1[::1])"
+    "i8[:,::1], i4[::1], i8[:,:,::1], b1[::1])"
 )
 def fill_plan(
     tokens: Ints,
@@ -58,18 +62,20 @@ def fill_plan(
     verify_lens: Ints32,
     anchors: Ints,
     prefix_lens: Ints,
-    input_ids: Ints,
-    positions: Ints,
+    rows: Ints,
     qo_indptr: Ints32,
-    node_ids: Ints,
-    retrieve_index: Ints,
-    retrieve_next_token: Ints,
-    retrieve_next_sibling: Ints,
-    retrieve_parent: Ints,
+    tables: Ints,
     tree_mask: Bools,
 ) -> None:
-    """Fill the outputs, `input_ids` and what follows it, padding included."""
+    """Fill the last four arguments, padding included.
+
+    rows [3, T]: input_ids, positions, node_ids; tables [4, bs, W]: retrieve_index,
+    next_token, next_sibling, parent. One array each, since a call pays for every one.
+    """
     bs, max_nodes = tokens.shape
+    input_ids, positions, node_ids = rows[0], rows[1], rows[2]
+    retrieve_index, retrieve_next_token = tables[0], tables[1]
+    retrieve_next_sibling, retrieve_parent = tables[2], tables[3]
     width = retrieve_index.shape[1]
     place_of = np.empty(max_nodes, np.int64)
     last_child = np.empty(width, np.int64)
@@ -85,8 +91,9 @@ def fill_plan(
         input_ids[row] = anchors[request]
         positions[row] = prefix_lens[request]
         node_ids[row] = -1
-        tree_mask[element : element + length * length] = False
-        tree_mask[element] = True
+        block = tree_mask[element : element + length * length].reshape(length, length)
+        block[:] = False
+        block[0, 0] = True
         last_child[0] = 0
         place = 0
         for node in range(max_nodes):
@@ -108,11 +115,11 @@ def fill_plan(
                 retrieve_next_sibling[request, last_child[parent]] = place
             last_child[parent] = place
             last_child[place] = 0
-            begin = element + place * length
-            above = element + parent * length
-            for column in range(parent + 1):
-                tree_mask[begin + column] = tree_mask[above + column]
-            tree_mask[begin + place] = True
+            # Up the path: faster than copying the parent's row, unless trees are deep.
+            ancestor = place
+            while ancestor >= 0:
+                block[place, ancestor] = True
+                ancestor = retrieve_parent[request, ancestor]
         row += length
         element += length * length
     qo_indptr[bs] = row

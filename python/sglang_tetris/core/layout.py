@@ -67,11 +67,6 @@ def build_verify_plan(
             # Each request has an anchor: a row, and a mask element of its own.
             check_count(name, bound, minimum=trees.batch_size)
     anchors, prefix_lens = anchors.to(torch.int64), prefix_lens.to(torch.int64)
-    if on_plain_cpu(prefix_lens) and (prefix_lens < 0).any():
-        row = int((prefix_lens < 0).nonzero()[0, 0])
-        raise ValueError(
-            f"prefix_lens must be at least 0, got {int(prefix_lens[row])} at [{row}]"
-        )
     loops = loops_for(trees.tokens)
     build = build_verify_plan_torch if loops is None else loops.build_verify_plan
     plan: VerifyPlan = build(
@@ -92,7 +87,7 @@ def build_verify_plan_torch(
     device = trees.tokens.device
     depth = node_depths_torch(trees)
     if on_plain_cpu(trees.tokens):
-        check_allocation_host(trees, allocation, depth)
+        check_plan_values_host(trees, allocation, prefix_lens, depth)
     lens = allocation.verify_lens.to(torch.int64)
     num_rows, num_elements, width, max_depth = _sizes(
         trees, allocation, depth, total_verify_tokens, num_mask_elements
@@ -169,10 +164,19 @@ def _empty_plan(
     )
 
 
-def check_allocation_host(
-    trees: DraftTrees, allocation: Allocation, depth: torch.Tensor
+def check_plan_values_host(
+    trees: DraftTrees,
+    allocation: Allocation,
+    prefix_lens: torch.Tensor,
+    depth: torch.Tensor,
 ) -> None:
-    """Raise ValueError unless the allocation fits the trees; reads values."""
+    """Raise ValueError unless the arguments of a plan fit each other; reads values."""
+    negative = prefix_lens < 0
+    if negative.any():
+        row = int(negative.nonzero()[0, 0])
+        raise ValueError(
+            f"prefix_lens must be at least 0, got {int(prefix_lens[row])} at [{row}]"
+        )
     allocation.validate()
     keep = allocation.keep
     padding = keep & ~trees.is_node()

@@ -56,9 +56,13 @@ def default_cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(cache_dir: Path) -> Iterator[None]:
+def _locked(cache_dir: Path, report: Callable[[str], None]) -> Iterator[None]:
     with (cache_dir / ".prepare.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"waiting for another process that prepares {cache_dir}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -105,7 +109,7 @@ def prepare(
     cache.mkdir(parents=True, exist_ok=True)
     target = cache / TARGET_NAME
     hot_tokens = cache / f"{HOT_TOKENS_NAME}.pt"
-    with _locked(cache):
+    with _locked(cache, report):
         if not _is_current(target, GGUF_SHA256):
             report("1/3 downloading and checking the model file (98 MB)")
             gguf = fetch_gguf(cache)
@@ -143,8 +147,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except ImportError as error:
         print(
-            f"prepare_model: {error}; it needs the packages of the serve extra and "
-            "accelerate and gguf.",
+            f"prepare_model: {error}; install the serve extra (pip install -e "
+            "'.[serve]').",
             file=sys.stderr,
         )
         return 1

@@ -64,7 +64,9 @@ def check_tokenizer(tokenizer: Any) -> None:
     """Raise RuntimeError if special tokens, digits or text do not round-trip."""
     for index, token in enumerate((END_OF_TEXT, IM_START, IM_END)):
         if tokenizer.encode(token) != [index] or tokenizer.decode([index]) != token:
-            raise RuntimeError(f"The token {token!r} does not round-trip to id {index}.")
+            raise RuntimeError(
+                f"The token {token!r} does not round-trip to id {index}."
+            )
     text = "In 1984, 12.5 % of 3,600 naïve cafés paid €7 — déjà vu.\n\tx = 0x1F"
     ids = tokenizer.encode(text)
     if tokenizer.decode(ids) != text:

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import psutil
 
-READY_TIMEOUT_S = 300.0
+READY_TIMEOUT_S = 600.0
 # SGLang needs a few seconds to end its own children; then they are killed.
 STOP_TIMEOUT_S = 8.0
-LOG_TAIL_LINES = 25
+LOG_TAIL_LINES = 20
+# One line of SGLang's log holds all of its 500 settings.
+LOG_LINE_CHARS = 300
 
 
 class ServerError(RuntimeError):
@@ -78,7 +80,7 @@ class ServerProcess:
 
     def _fail(self, what: str) -> None:
         lines = self.log_path.read_text(errors="replace").splitlines()
-        tail = "\n".join(lines[-LOG_TAIL_LINES:])
+        tail = "\n".join(line[:LOG_LINE_CHARS] for line in lines[-LOG_TAIL_LINES:])
         raise ServerError(f"The server {what}. End of {self.log_path}:\n{tail}")
 
     def processes(self) -> list[psutil.Process]:
@@ -137,6 +139,26 @@ def running_server(
     port = free_port()
     command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1"]
     command += ["--port", str(port), *flags]
+    with running_command(
+        command,
+        port,
+        log_path=log_path,
+        ready_timeout_s=ready_timeout_s,
+        while_waiting=while_waiting,
+    ) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_command(
+    command: Sequence[str],
+    port: int,
+    *,
+    log_path: Path,
+    ready_timeout_s: float = READY_TIMEOUT_S,
+    while_waiting: Callable[[], None] | None = None,
+) -> Iterator[ServerProcess]:
+    """As `running_server`, for a whole command line that will listen on `port`."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
         process = subprocess.Popen(

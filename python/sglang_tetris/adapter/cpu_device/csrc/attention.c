@@ -1,6 +1,6 @@
 /* Paged attention over a key/value pool, for a few query rows per request.
  *
- * The layout (groups, prefix, tail, mask) is that of cpu_plan.py. One task is a
+ * The layout (groups, prefix, tail, mask) is that of attention/cpu_plan.py. One task is a
  * block of rows of one group under one key/value head; it walks the keys once, in
  * blocks of KEYS, with an online softmax in float32.
  *
@@ -9,24 +9,15 @@
  * list gets the same bits in decode, in a chain verify and in an extend, alone or in
  * a batch: a key that a row does not see adds an exact zero.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "vec.h"
 
-#define LANES 8
-#define KEYS 32          /* keys per block */
-#define MAX_ROWS 32      /* query vectors per task: what fits the nearest cache */
+#define KEYS 32     /* keys per block */
+#define MAX_ROWS 32 /* query vectors per task: what fits the nearest cache */
 #define MAX_DIM 256
-#define TYPE_F32 0
-#define TYPE_BF16 1
 
-typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t v8i __attribute__((vector_size(32), aligned(4), may_alias));
-typedef uint16_t v8h __attribute__((vector_size(16), aligned(2), may_alias));
-
-/* Mirrored field by field in cpu_native.py. */
+/* Mirrored field by field in attention/cpu_native.py. */
 typedef struct {
-    /* the plan; see cpu_plan.py */
+    /* the plan; see attention/cpu_plan.py */
     int64_t num_groups, num_rows;
     const int64_t *req_rows, *prefix_starts, *prefix_lens, *row_indptr, *tail_indptr;
     const int64_t *tail_slots, *row_positions, *tail_positions;
@@ -51,50 +42,6 @@ typedef struct {
     float scaling;
     int32_t row_type, cache_type;
 } attention_args;
-
-static inline v8 load8(const float *p) { return *(const v8 *)p; }
-static inline void store8(float *p, v8 x) { *(v8 *)p = x; }
-static inline v8 splat(float x) { return (v8){x, x, x, x, x, x, x, x}; }
-
-static inline float bf16_to_float(uint16_t x) {
-    union { uint32_t u; float f; } bits = {(uint32_t)x << 16};
-    return bits.f;
-}
-
-static inline uint16_t float_to_bf16(float x) {
-    union { float f; uint32_t u; } bits = {x};
-    if ((bits.u & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
-    return (uint16_t)((bits.u + 0x7fffu + ((bits.u >> 16) & 1u)) >> 16);
-}
-
-static inline v8 load8_bf16(const uint16_t *p) {
-    v8i wide = __builtin_convertvector(*(const v8h *)p, v8i) << 16;
-    return (v8)wide;
-}
-
-static void widen(float *dst, const uint16_t *src, int64_t n) {
-    for (int64_t i = 0; i < n; i += LANES) store8(dst + i, load8_bf16(src + i));
-}
-
-/* exp(x) for x <= 0, within 2 units in the last place; below -87: 0. */
-static inline v8 exp8(v8 x) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to integer */
-    v8i small = x < splat(-87.0f);
-    v8 t = x * splat(1.44269504f) + splat(magic);
-    v8 n = t - splat(magic);
-    v8 r = x - n * splat(0.693145752f);
-    r = r - n * splat(1.42860677e-6f);
-    v8 p = splat(1.98756915e-4f);
-    p = p * r + splat(1.39819995e-3f);
-    p = p * r + splat(8.33345190e-3f);
-    p = p * r + splat(4.16657962e-2f);
-    p = p * r + splat(1.66666655e-1f);
-    p = p * r + splat(0.5f);
-    p = p * r * r + r + splat(1.0f);
-    v8i exponent = ((v8i)t - (v8i)splat(magic) + 127) << 23;
-    v8 result = p * (v8)exponent;
-    return (v8)((v8i)result & ~small);
-}
 
 static inline float exp1(float x) {
     if (x == 0.0f) return 1.0f;
@@ -155,8 +102,6 @@ static inline void weighted_sum(float *acc, float keep, const float *p,
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static inline size_t item_size(int32_t type) { return type == TYPE_F32 ? 4 : 2; }
-
 /* Write this forward's keys and values to their slots. */
 static void store_rows(const attention_args *a, int64_t begin, int64_t end) {
     size_t k_bytes = a->num_kv_heads * a->dim * item_size(a->cache_type);
@@ -183,7 +128,10 @@ static inline int64_t key_slot(const key_list *keys, int64_t index) {
     int64_t slot = index < keys->prefix_len
                        ? (int64_t)keys->prefix_slots[index]
                        : keys->tail_slots[index - keys->prefix_len];
-    return keys->slot_map ? keys->slot_map[slot] : slot;
+    if (!keys->slot_map) return slot;
+    /* Keys outside the window may have left their pool; they are read, not seen. */
+    slot = keys->slot_map[slot];
+    return slot < 0 ? 0 : slot;
 }
 
 /* Pointers to the float rows of `count` keys (the block's rest repeats the last). */
@@ -195,7 +143,7 @@ static void gather(const key_list *keys, int64_t first, int64_t count,
         if (type == TYPE_F32) {
             rows[i] = (const float *)cache + at;
         } else {
-            widen(buffer + i * dim, (const uint16_t *)cache + at, dim);
+            read_row(buffer + i * dim, (const uint16_t *)cache + at, dim, type);
             rows[i] = buffer + i * dim;
         }
     }
@@ -280,8 +228,7 @@ static void attend(const attention_args *a, int64_t block, int64_t head) {
         int64_t row = first_row + row0 + i / share;
         int64_t at = row * a->q_stride + (head * share + i % share) * dim;
         float *dst = q + i * dim;
-        if (a->row_type == TYPE_F32) memcpy(dst, (const float *)a->q + at, 4 * dim);
-        else widen(dst, (const uint16_t *)a->q + at, dim);
+        read_row(dst, (const char *)a->q + at * item_size(a->row_type), dim, a->row_type);
         for (int64_t d = 0; d < dim; d++) dst[d] *= a->scaling;
         top[i] = -INFINITY;
         total[i] = 0.0f;
@@ -319,9 +266,7 @@ static void attend(const attention_args *a, int64_t block, int64_t head) {
                 store8(scores + j, p);
                 sum += p;
             }
-            float s = ((sum[0] + sum[4]) + (sum[2] + sum[6])) +
-                      ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-            total[i] = total[i] * keep + s;
+            total[i] = total[i] * keep + lane_sum(sum);
             top[i] = best;
             weighted_sum(acc + i * v_dim, keep, scores, v_rows, v_dim, count);
         }
@@ -331,14 +276,9 @@ static void attend(const attention_args *a, int64_t block, int64_t head) {
         int64_t row = first_row + row0 + i / share;
         int64_t at = (row * a->num_q_heads + head * share + i % share) * v_dim;
         float inverse = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
-        if (a->row_type == TYPE_F32) {
-            float *dst = (float *)a->out + at;
-            for (int64_t d = 0; d < v_dim; d++) dst[d] = acc[i * v_dim + d] * inverse;
-        } else {
-            uint16_t *dst = (uint16_t *)a->out + at;
-            for (int64_t d = 0; d < v_dim; d++)
-                dst[d] = float_to_bf16(acc[i * v_dim + d] * inverse);
-        }
+        for (int64_t d = 0; d < v_dim; d++) acc[i * v_dim + d] *= inverse;
+        write_row((char *)a->out + at * item_size(a->row_type), acc + i * v_dim, v_dim,
+                  a->row_type);
     }
 }
 
@@ -373,4 +313,4 @@ void tetris_move_slots(char *const *caches, int64_t num_caches, const int64_t *r
     }
 }
 
-int64_t tetris_args_size(void) { return (int64_t)sizeof(attention_args); }
+int64_t tetris_attention_args_size(void) { return (int64_t)sizeof(attention_args); }

@@ -34,9 +34,11 @@ def measure_plan(
         for node in range(max_nodes):
             if not keep[request, node]:
                 continue
+            # First of all, since a padded node's parent may be any number.
+            if node >= num_nodes[request]:
+                return 0, 0, 0, 0, 0
             parent = parents[request, node]
-            orphan = parent >= 0 and not keep[request, parent]
-            if orphan or node >= num_nodes[request]:
+            if parent >= 0 and not keep[request, parent]:
                 return 0, 0, 0, 0, 0
             depths[node] = depths[parent] + 1 if parent >= 0 else 1
             deepest = max(deepest, depths[node])

@@ -26,7 +26,7 @@ def robust_nonnegative(columns: Reals, target: Reals) -> Reals:
     solution = np.zeros(columns.shape[1])
     for _ in range(20):
         root = np.sqrt(weights)
-        solution = _nonnegative(scaled * root[:, None], target * root)
+        solution = nonnegative_least_squares(scaled * root[:, None], target * root)
         residual: Reals = np.abs(scaled @ solution - target)
         # 1.345 sigma: Huber's usual knee; the median residual is 0.6745 sigma.
         knee = max(1.345 * float(np.median(residual)) / 0.6745, _TINIEST)
@@ -38,8 +38,8 @@ def robust_nonnegative(columns: Reals, target: Reals) -> Reals:
     return unscaled
 
 
-def _nonnegative(columns: Reals, target: Reals) -> Reals:
-    """Least squares with coefficients >= 0: Lawson and Hanson's active set, 1974."""
+def nonnegative_least_squares(columns: Reals, target: Reals) -> Reals:
+    """Return the coefficients >= 0 of least squares: Lawson and Hanson, 1974."""
     size = columns.shape[1]
     solution = np.zeros(size)
     free = np.zeros(size, bool)

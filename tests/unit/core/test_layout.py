@@ -244,6 +244,22 @@ def test_an_allocation_that_does_not_fit(keep, verify_lens, message):
         build_verify_plan(trees, bad, anchors=zeros, prefix_lens=zeros)
 
 
+@pytest.mark.parametrize("parent", [-1, 0, 2**40])
+def test_padding_that_is_kept(parent):
+    trees = trees_of([(1, -1, 0.9), (2, -1, 0.9)])
+    trees = dataclasses.replace(
+        trees, parents=torch.tensor([[-1, parent]]), num_nodes=torch.tensor([1])
+    )
+    bad = Allocation(
+        keep=torch.tensor([[True, True]]),
+        verify_lens=torch.tensor([3], dtype=torch.int32),
+        expected_correct_drafts=torch.zeros(1),
+    )
+    zero = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"^allocation.keep .* padding.* \[0, 1\]"):
+        build_verify_plan(trees, bad, anchors=zero, prefix_lens=zero)
+
+
 def test_a_depth_bound_that_does_not_hold():
     trees, allocation = small()
     zeros = torch.zeros(2, dtype=torch.int64)

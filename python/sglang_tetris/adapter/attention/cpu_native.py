@@ -8,20 +8,24 @@ import ctypes
 
 import torch
 
-from sglang_tetris.adapter.attention.cpu_build import load_kernel
 from sglang_tetris.adapter.attention.cpu_plan import AttentionPlan
+from sglang_tetris.adapter.cpu_device.native_library import (
+    ELEMENT_TYPES,
+    check_struct,
+    load_library,
+    pointer,
+)
 
-# Limits and type numbers of cpu_kernel.c.
+# Limits of csrc/attention.c.
 _MAX_ROWS = 32
 _MAX_DIM = 256
 _LANES = 8
-_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _POINTERS = ["req_rows", "prefix_starts", "prefix_lens", "row_indptr", "tail_indptr", "tail_slots", "row_positions", "tail_positions", "mask", "mask_indptr"]
 
 
 class _Args(ctypes.Structure):
-    """``attention_args`` of cpu_kernel.c."""
+    """``attention_args`` of csrc/attention.c."""
 
     _fields_ = [
         ("num_groups", ctypes.c_int64),
@@ -59,12 +63,9 @@ class _Args(ctypes.Structure):
 
 def is_available() -> bool:
     """Whether the kernel could be built on this machine."""
-    kernel = load_kernel()
-    if kernel is None:
+    if load_library() is None:
         return False
-    kernel.tetris_args_size.restype = ctypes.c_int64
-    if kernel.tetris_args_size() != ctypes.sizeof(_Args):
-        raise RuntimeError("cpu_native.py and cpu_kernel.c disagree on attention_args")
+    check_struct("tetris_attention_args", _Args)
     return True
 
 
@@ -80,8 +81,8 @@ def supports(
 ) -> bool:
     """Whether the kernel covers a layer of these sizes and types."""
     return (
-        row_dtype in _TYPES
-        and cache_dtype in _TYPES
+        row_dtype in ELEMENT_TYPES
+        and cache_dtype in ELEMENT_TYPES
         and num_q_heads // num_kv_heads <= _MAX_ROWS
         and all(d % _LANES == 0 and d <= _MAX_DIM for d in (dim, v_dim))
         and not logit_cap
@@ -107,7 +108,7 @@ class NativePlan:
             rows_per_block=rows_per_block,
             block_group=self._block_group.data_ptr(),
             block_row=self._block_row.data_ptr(),
-            **{name: _pointer(getattr(plan, name)) for name in _POINTERS},
+            **{name: pointer(getattr(plan, name)) for name in _POINTERS},
         )
 
     def attend(
@@ -133,7 +134,7 @@ class NativePlan:
         args = self._args
         args.req_to_token = req_to_token.data_ptr()
         args.req_to_token_stride = req_to_token.stride(0)
-        args.slot_map = _pointer(slot_map)
+        args.slot_map = pointer(slot_map)
         args.k_cache = k_cache.data_ptr()
         args.v_cache = v_cache.data_ptr()
         args.k_slot_stride = k_cache.stride(0)
@@ -147,8 +148,8 @@ class NativePlan:
         args.v_dim = v_cache.shape[2]
         args.window = window
         args.scaling = scaling
-        args.row_type = _TYPES[q.dtype]
-        args.cache_type = _TYPES[k_cache.dtype]
+        args.row_type = ELEMENT_TYPES[q.dtype]
+        args.cache_type = ELEMENT_TYPES[k_cache.dtype]
         if new_kv is None:
             args.k_new = None
         else:
@@ -158,7 +159,7 @@ class NativePlan:
             args.k_new_stride = k.stride(0)
             args.v_new_stride = v.stride(0)
             args.new_slots = slots.data_ptr()
-        load_kernel().tetris_attention(ctypes.byref(args))
+        load_library().tetris_attention(ctypes.byref(args))
         return out
 
 
@@ -172,7 +173,7 @@ def move_slots(
     row_bytes = [cache.stride(0) * cache.element_size() for cache in caches]
     scratch = [torch.empty(n * num_slots, dtype=torch.uint8) for n in row_bytes]
     count = len(caches)
-    load_kernel().tetris_move_slots(
+    load_library().tetris_move_slots(
         (ctypes.c_void_p * count)(*(cache.data_ptr() for cache in caches)),
         ctypes.c_int64(count),
         (ctypes.c_int64 * count)(*row_bytes),
@@ -182,6 +183,3 @@ def move_slots(
         (ctypes.c_void_p * count)(*(buffer.data_ptr() for buffer in scratch)),
     )
 
-
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -1,6 +1,6 @@
-"""Compile the attention kernel once and keep it in the user's cache directory.
+"""Compile the CPU kernels once and keep them in the user's cache directory.
 
-The file name holds a hash of the source, the compiler and the processor, so that a
+The file name holds a hash of the sources, the compiler and the processor, so that a
 cache shared between machines, or an upgrade, never loads the wrong code. Only a C
 compiler is needed (``CC``, else ``cc``, ``gcc`` or ``clang``).
 """
@@ -16,37 +16,55 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
+
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("cpu_kernel.c")
+# Numbers of the element types in csrc/vec.h.
+ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+_SOURCE_DIR = Path(__file__).with_name("csrc")
 _COMPILERS = ("cc", "gcc", "clang")
 # OpenMP comes from the library that torch has loaded, so that both use one pool of
-# threads; -march differs by architecture only in its spelling.
+# threads and torch.set_num_threads rules the kernels too.
 _FLAGS = ("-O3", "-fPIC", "-shared", "-fopenmp")
 
 
 @cache
-def load_kernel() -> ctypes.CDLL | None:
-    """The compiled kernel, or None (with one warning) where it cannot be built."""
+def load_library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None (with one warning) where they cannot be built."""
     compiler = _find_compiler()
     if compiler is None:
-        logger.warning(
-            "No C compiler found (set CC): attention on the CPU runs in plain torch, "
-            "which is several times slower."
-        )
+        _warn("no C compiler was found (install one, or set CC)")
         return None
-    path = _cache_dir() / f"attention-{_fingerprint(compiler)}.so"
+    path = _cache_dir() / f"cpu-{_fingerprint(compiler)}.so"
     if not path.exists():
         error = _compile(compiler, path)
         if error is not None:
-            logger.warning(
-                "%s could not build the CPU attention kernel; it runs in plain torch, "
-                "which is several times slower. The compiler said: %s",
-                compiler,
-                error,
-            )
+            _warn(f"{compiler} could not build them: {error}")
             return None
     return ctypes.CDLL(str(path))
+
+
+def check_struct(name: str, struct: type[ctypes.Structure]) -> None:
+    """Raise where a C argument struct and its Python mirror differ in size."""
+    size = getattr(load_library(), f"{name}_size")
+    size.restype = ctypes.c_int64
+    if size() != ctypes.sizeof(struct):
+        raise RuntimeError(f"{struct.__name__} and the C struct of {name} differ")
+
+
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    """A tensor's address, or a null pointer."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _warn(reason: str) -> None:
+    logger.warning(
+        "The CPU kernels are not used: %s. Models run in plain torch, several times "
+        "slower.",
+        reason,
+    )
 
 
 def _find_compiler() -> str | None:
@@ -61,7 +79,8 @@ def _compile(compiler: str, path: Path) -> str | None:
     """Build ``path``; the compiler's message where that fails."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
-        command = [compiler, *_all_flags(), str(SOURCE), "-o", str(built), "-lm"]
+        sources = [str(source) for source in sorted(_SOURCE_DIR.glob("*.c"))]
+        command = [compiler, *_all_flags(), *sources, "-o", str(built), "-lm"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             return result.stderr.strip()[-2000:]
@@ -79,7 +98,8 @@ def _fingerprint(compiler: str) -> str:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=False
     ).stdout
-    parts = (SOURCE.read_text(), version, " ".join(_all_flags()), _processor())
+    sources = [path.read_text() for path in sorted(_SOURCE_DIR.glob("*.[ch]"))]
+    parts = (*sources, version, " ".join(_all_flags()), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -4,10 +4,10 @@ The exact law comes from the target's weights through transformers: 64 tokens, t
 positions. The draft is the target with noise on its weights, so that drafts are often
 right and often wrong (q != p), and the budget binds: about half of the drafts are
 trimmed. A fourth token is generated and ignored, so that two drafts are of use when the
-second token is chosen. NUM_SAMPLES answers are compared with the exact law by Pearson's chi-square
-over all cells with an expected count of at least 5, the others taken together; the test
-is wrong once in 1 / FALSE_ALARM runs. A planted bias (the target's arg-max kept at
-verified rows) must be found by the same test.
+second token is chosen. NUM_SAMPLES answers are compared with the exact law by Pearson's
+chi-square over all cells with an expected count of at least 5, the others taken
+together; the test is wrong once in 1 / FALSE_ALARM runs. A planted bias (the target's
+arg-max kept at verified rows) must be found by the same test.
 """
 
 import shutil

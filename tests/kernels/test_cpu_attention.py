@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from sglang_tetris.adapter.attention import cpu_native, cpu_plan, cpu_torch
 from sglang_tetris.adapter.attention.cpu_plan import AttentionPlan
 

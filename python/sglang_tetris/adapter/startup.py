@@ -11,11 +11,12 @@ import logging
 from typing import Any
 
 from sglang_tetris.adapter import draft_config, options
+from sglang_tetris.adapter.cpu_device.names import ATTENTION_BACKEND
 from sglang_tetris.core.errors import TetrisConfigError
 
 logger = logging.getLogger(__name__)
 
-CPU_BACKEND = "tetris_cpu"
+CPU_BACKEND = ATTENTION_BACKEND
 BACKENDS = (CPU_BACKEND, "flashinfer")
 # (steps, topk, draft tokens with the anchor): chains are the cheapest to draft.
 DEFAULT_SHAPE = (3, 1, 4)

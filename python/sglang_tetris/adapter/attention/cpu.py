@@ -122,9 +122,7 @@ class CpuAttentionBackend(AttentionBackend):
                 cpu_torch.store_kv(
                     k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots
                 )
-            out = cpu_torch.paged_attention(
-                plan, logit_cap=layer.logit_cap, **options
-            )
+            out = cpu_torch.paged_attention(plan, logit_cap=layer.logit_cap, **options)
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
 
     def _use_native(self, layer, q: torch.Tensor, k_cache: torch.Tensor) -> bool:

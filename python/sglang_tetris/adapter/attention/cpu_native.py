@@ -21,7 +21,18 @@ _MAX_ROWS = 32
 _MAX_DIM = 256
 _LANES = 8
 
-_POINTERS = ["req_rows", "prefix_starts", "prefix_lens", "row_indptr", "tail_indptr", "tail_slots", "row_positions", "tail_positions", "mask", "mask_indptr"]
+_POINTERS = (
+    "req_rows",
+    "prefix_starts",
+    "prefix_lens",
+    "row_indptr",
+    "tail_indptr",
+    "tail_slots",
+    "row_positions",
+    "tail_positions",
+    "mask",
+    "mask_indptr",
+)
 
 
 class _Args(ctypes.Structure):
@@ -128,9 +139,7 @@ class NativePlan:
         ``q``, ``k`` and ``v`` are ``[T, heads, dim]`` with contiguous rows; ``k`` and
         ``v`` have the caches' dtype.
         """
-        out = torch.empty(
-            (q.shape[0], q.shape[1], v_cache.shape[-1]), dtype=q.dtype
-        )
+        out = torch.empty((q.shape[0], q.shape[1], v_cache.shape[-1]), dtype=q.dtype)
         args = self._args
         args.req_to_token = req_to_token.data_ptr()
         args.req_to_token_stride = req_to_token.stride(0)
@@ -182,4 +191,3 @@ def move_slots(
         ctypes.c_int64(num_slots),
         (ctypes.c_void_p * count)(*(buffer.data_ptr() for buffer in scratch)),
     )
-

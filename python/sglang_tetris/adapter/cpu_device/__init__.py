@@ -22,6 +22,10 @@ def activate() -> str | None:
         return None
     if _accelerator_present():
         return None
+    # Spawned processes inherit these; SGLang asks before it starts any.
+    from sglang_tetris.adapter.cpu_device.process_settings import set_defaults
+
+    set_defaults(os.environ)
     return _PLATFORM_CLASS
 
 

@@ -5,7 +5,7 @@ Defaults only: a flag or an environment variable that the user set wins.
 
 import os
 
-from sglang_tetris.adapter.cpu_device.platform import ATTENTION_BACKEND
+from sglang_tetris.adapter.cpu_device.names import ATTENTION_BACKEND
 
 # SGLang resolves an unset attention backend on device "cpu" to one of these before
 # it asks the platform. The first needs a kernel library that is not in the wheels.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sglang_tetris.adapter.cpu_device.platform import ATTENTION_BACKEND
+from sglang_tetris.adapter.cpu_device.names import ATTENTION_BACKEND
 
 
 def create_decode_backend(original: Callable[..., object], factory: object) -> object:
@@ -33,5 +33,6 @@ def _uses_this_backend(factory: object) -> bool:
     from sglang.srt.runtime_context import attention_backends
 
     prefill, decode = attention_backends()
-    chosen = {factory.draft_attn_backend or prefill, factory.draft_attn_backend or decode}
+    own = factory.draft_attn_backend
+    chosen = {own or prefill, own or decode}
     return chosen == {ATTENTION_BACKEND}

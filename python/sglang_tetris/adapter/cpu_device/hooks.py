@@ -7,6 +7,7 @@ from sglang_tetris.adapter.cpu_device.draft_backends import (
     create_decode_backend,
     create_draft_extend_backend,
 )
+from sglang_tetris.adapter.cpu_device.linear import compute_lm_head
 
 _OPS = "sglang.kernels.ops"
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
@@ -55,6 +56,9 @@ REPLACEMENTS = {
 }
 
 WRAPPERS = {
+    "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head": (
+        compute_lm_head
+    ),
     f"{_FACTORY}.create_decode_backend": create_decode_backend,
     f"{_FACTORY}.create_draft_extend_backend": create_draft_extend_backend,
 }

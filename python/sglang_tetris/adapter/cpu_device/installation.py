@@ -3,8 +3,9 @@
 from sglang.srt.arg_groups import choices
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
+from sglang_tetris.adapter.cpu_device.fused_rows import register_fused_rows
 from sglang_tetris.adapter.cpu_device.hooks import register_hooks, unapplied_hooks
-from sglang_tetris.adapter.cpu_device.platform import ATTENTION_BACKEND
+from sglang_tetris.adapter.cpu_device.names import ATTENTION_BACKEND
 
 
 def install_all() -> None:
@@ -15,6 +16,7 @@ def install_all() -> None:
     choices.add_draft_attention_backend_choices(names)
     choices.add_deterministic_attention_backend_choices(names)
     choices.add_radix_supported_deterministic_attention_backend_choices(names)
+    register_fused_rows()
     register_hooks()
 
 

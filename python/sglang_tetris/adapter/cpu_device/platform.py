@@ -9,11 +9,15 @@ it names.
 
 from collections.abc import Callable
 
+import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-ATTENTION_BACKEND = "tetris_cpu"
+from sglang_tetris.adapter.cpu_device.names import ATTENTION_BACKEND
+
+# Under which SGLang's fused operators find this device's forwards.
+FUSED_OP_KEY = "tetris_cpu"
 
 # Speculative algorithms whose workers run on this device. The name of a registered
 # out-of-tree algorithm is accepted as well: its own options decide.
@@ -49,6 +53,14 @@ class TetrisCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_compile_backend(self, mode: str | None = None) -> str:
         # Nothing may need a C++ compiler.
         return "eager"
+
+    def get_dispatch_key_name(self) -> str:
+        return FUSED_OP_KEY
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        from sglang_tetris.adapter.cpu_device.linear import use_packed_weights
+
+        use_packed_weights(model)
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         if kind != "mha":

@@ -3,6 +3,7 @@
 The full matrix is `make exactness`; here 8 prompts x 32 tokens at three budgets.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,16 +53,48 @@ def asked(real) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "people": {"type": "integer", "maximum": 999},
+    },
+    "required": ["city", "people"],
+}
+
+
+def test_structured_output_is_plain_decodings(
+    pool: ServerPool, real, asked: list[list[int]]
+) -> None:
+    """Grammar masks act at every row; a trimmed node leaves no matcher advanced."""
+    params = [
+        {"max_new_tokens": 40, "temperature": 0.0}
+        | ({"json_schema": json.dumps(SCHEMA)} if i % 2 else {})
+        for i in range(4)
+    ]
+    body = {"input_ids": asked[:4], "sampling_params": params}
+    wanted = pool.get(real.target, PLAIN).post("/generate", body)
+    server = pool.get(real.target, _flags(real, real.eagle))
+    for budget in ("0", "3", "1000"):
+        set_budget(server, budget)
+        replies = server.post("/generate", body)
+        for reply, oracle in zip(replies, wanted, strict=True):
+            assert reply["text"] == oracle["text"]
+        for reply in replies[1::2]:
+            assert set(json.loads(reply["text"])) == {"city", "people"}
+
+
+def _flags(real, draft: Path) -> tuple[str, ...]:
+    flags = tetris_flags(draft, steps=3, topk=2, width=8)
+    return (*flags, "--speculative-token-map", str(real.hot_tokens))
+
+
 @pytest.mark.parametrize("kind", ["eagle", "standalone"])
 def test_real_drafts_give_plain_decodings_tokens(
     pool: ServerPool, real, asked: list[list[int]], kind: str
 ) -> None:
     wanted = pool.plain(real.target, asked, max_new_tokens=NEW_TOKENS)
-    draft: Path = getattr(real, kind)
-    flags = tetris_flags(draft, steps=3, topk=2, width=8)
-    server = pool.get(
-        real.target, (*flags, "--speculative-token-map", str(real.hot_tokens))
-    )
+    server = pool.get(real.target, _flags(real, getattr(real, kind)))
     for budget in ("0", "3x", "1000"):
         set_budget(server, budget)
         server.flush_cache()

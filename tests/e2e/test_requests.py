@@ -44,6 +44,32 @@ def test_an_unknown_key_is_a_400(server: Server) -> None:
         server.generate(prompts(1), custom_params={"tetris": {"max_draft": 1}})
 
 
+@pytest.mark.parametrize(
+    "request_fields",
+    [{"return_sampling_mask": True}, {"return_hidden_states": True}],
+)
+def test_what_cannot_be_returned_is_refused(server: Server, request_fields) -> None:
+    with pytest.raises(RuntimeError, match=r": 400 "):
+        server.generate(prompts(1), request=request_fields, top_k=1)
+    assert server.generate(prompts(1), max_new_tokens=2), "the server lives"
+
+
+def test_beam_search_is_refused(server: Server) -> None:
+    with pytest.raises(RuntimeError, match=r": 400 "):
+        server.generate(prompts(1), beam_width=2)
+    assert server.generate(prompts(1), max_new_tokens=2), "the server lives"
+
+
+def test_logprobs_of_every_emitted_token(server: Server) -> None:
+    asked = {"return_logprob": True, "top_logprobs_num": 2}
+    (reply,) = server.generate(prompts(1), max_new_tokens=20, request=asked)
+    chosen = reply["meta_info"]["output_token_logprobs"]
+    top = reply["meta_info"]["output_top_logprobs"]
+    assert [token for _, token, _ in chosen] == reply["output_ids"]
+    for (value, token, _), ((best, best_token, _), _) in zip(chosen, top, strict=True):
+        assert (value, token) == (best, best_token), "greedy takes the best"
+
+
 def test_other_custom_params_are_left_alone(server: Server) -> None:
     (reply,) = server.generate(prompts(1), custom_params={"mine": {"x": 1}})
     assert reply["meta_info"]["tetris"]["max_drafts"] is None

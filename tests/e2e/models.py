@@ -147,12 +147,18 @@ def _llama_weights(shape: Shape, generator: torch.Generator) -> dict[str, torch.
 
 
 def _eagle_weights(shape: Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """No ``model.`` prefix, no first norm; embedding and head are the target's."""
+    """No ``model.`` prefix, no first norm; embedding and head are the target's.
+
+    The head mostly passes its token's embedding on, as the target's residual stream
+    does, so that a good part of its drafts is right.
+    """
     hidden = shape.hidden_size
-    return _layer(shape, generator, "layers.0.", attention_in=hidden) | {
-        "fc.weight": _normal((hidden, 2 * hidden), (2 * hidden) ** -0.5, generator),
-        "fc.bias": torch.zeros(hidden),
-    }
+    weights = _layer(shape, generator, "layers.0.", attention_in=hidden)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        weights[f"layers.0.{name}.weight"] *= 0.1
+    fc = _normal((hidden, 2 * hidden), 0.1 * (2 * hidden) ** -0.5, generator)
+    fc[:, :hidden] += torch.eye(hidden)
+    return weights | {"fc.weight": fc, "fc.bias": torch.zeros(hidden)}
 
 
 def _eagle3_weights(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S = 420.0
 # Loopback only, float32 for comparisons, a pool that a small machine can hold.
 BASE_FLAGS = (
     *("--host", "127.0.0.1"),

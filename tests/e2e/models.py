@@ -46,7 +46,10 @@ def make_target(root: Path, shape: Shape | None = None, *, seed: int = 0) -> Pat
 
 
 def make_sliding_window_target(root: Path, *, window: int, seed: int = 0) -> Path:
-    """A Mistral whose every layer sees ``window`` positions back."""
+    """An Olmo3 whose first layer sees ``window`` tokens and whose second sees all.
+
+    (SGLang ignores the window of a Mistral.)
+    """
     return _make(root, f"window{window}", Shape(), seed, window=window)
 
 
@@ -86,6 +89,8 @@ def _make(
         "eagle": _eagle_weights,
         "eagle3": _eagle3_weights,
     }.get(kind, _llama_weights)(shape, generator)
+    if window is not None:
+        weights = _with_olmo3_norms(weights, shape)
     save_file(weights, building / "model.safetensors", metadata={"format": "pt"})
     config = _config(kind, shape, window)
     (building / "config.json").write_text(json.dumps(config, indent=1))
@@ -124,9 +129,12 @@ def _config(kind: str, shape: Shape, window: int | None) -> dict[str, object]:
         config["draft_vocab_size"] = shape.vocab_size
     if window is not None:
         config |= {
-            "architectures": ["MistralForCausalLM"],
-            "model_type": "mistral",
+            "architectures": ["Olmo3ForCausalLM"],
+            "model_type": "olmo3",
             "sliding_window": window,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attention_bias": False,
+            "rope_scaling": None,
         }
     return config
 
@@ -144,6 +152,23 @@ def _llama_weights(shape: Shape, generator: torch.Generator) -> dict[str, torch.
         weights |= _layer(shape, generator, prefix, attention_in=shape.hidden_size)
         weights[f"{prefix}input_layernorm.weight"] = torch.ones(shape.hidden_size)
     return weights
+
+
+def _with_olmo3_norms(
+    weights: dict[str, torch.Tensor], shape: Shape
+) -> dict[str, torch.Tensor]:
+    """Olmo3 normalises queries, keys and each block's output, not its input."""
+    kept = {k: v for k, v in weights.items() if "input_layernorm" not in k}
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}."
+        kept[f"{prefix}post_feedforward_layernorm.weight"] = torch.ones(
+            shape.hidden_size
+        )
+        for name, heads in (("q", shape.num_heads), ("k", shape.num_kv_heads)):
+            kept[f"{prefix}self_attn.{name}_norm.weight"] = torch.ones(
+                heads * shape.head_dim
+            )
+    return kept
 
 
 def _eagle_weights(shape: Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:

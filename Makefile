@@ -54,8 +54,9 @@ model: setup
 demo: model
 	$(PY) examples/demo.py $(ARGS)
 
+# Most of the time goes into starting servers, which keeps one core busy: two at once.
 test: model
-	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not gpu" -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 test-gpu: model
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)

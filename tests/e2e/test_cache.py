@@ -76,6 +76,7 @@ def test_cached_tokens_of_a_repeat_and_six_turns(
     assert cached == [0, *(count - less for count in plain_cached[1:])]
 
 
+@pytest.mark.server("eagle-chain")
 def test_cached_tokens_equal_stock_eagles(pool: ServerPool, model_root: Path) -> None:
     """Token for token, but for the last token of an answer that stock overshot.
 
@@ -98,6 +99,7 @@ def test_cached_tokens_equal_stock_eagles(pool: ServerPool, model_root: Path) ->
     assert ours == stock
 
 
+@pytest.mark.server("self-chain")
 def test_a_cached_prefix_keeps_the_draft_right(
     pool: ServerPool, model_root: Path
 ) -> None:

@@ -10,6 +10,9 @@ from tests.e2e.servers import Server
 from tests.e2e.test_exactness_tiny import CHAIN, prompts
 
 
+pytestmark = pytest.mark.server("self-chain")
+
+
 @pytest.fixture
 def server(pool: ServerPool, model_root: Path) -> Server:
     """A server whose draft is the target itself: every verified draft is right."""

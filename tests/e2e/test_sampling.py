@@ -18,6 +18,8 @@ from tests.e2e.pool import (
 )
 from tests.e2e.test_exactness_tiny import TREE, prompts
 
+pytestmark = pytest.mark.server("self-tree")
+
 DETERMINISTIC = ("--enable-deterministic-inference",)
 
 GREEDY_PARAMS = {

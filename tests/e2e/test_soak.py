@@ -14,7 +14,13 @@ from tests.e2e.test_exactness_tiny import TREE, draft_path
 REQUESTS, CONCURRENT = 200, 16
 
 
-@pytest.mark.parametrize("kind", ["eagle", "standalone"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.server(f"{kind}-tree"))
+        for kind in ("eagle", "standalone")
+    ],
+)
 def test_mixed_load_with_aborts_leaves_the_pools_as_they_were(
     pool: ServerPool, model_root: Path, kind: str
 ) -> None:

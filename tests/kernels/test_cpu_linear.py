@@ -1,7 +1,12 @@
 """Packed linear layers: right to float32, and the same bits in every batch."""
 
+import os
+import types
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
 
 from sglang_tetris.adapter.cpu_device import linear
 
@@ -79,3 +84,55 @@ def test_use_packed_weights_covers_plain_layers() -> None:
         expected = model(x)
         linear.use_packed_weights(model)
         torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=0.0)
+
+
+@pytest.fixture
+def four_threads():
+    """Kernels on four threads, so that loops are shared on a small machine too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_callers_share_the_threads(four_threads: None) -> None:
+    """Results are the same however many call at once, and whoever helps."""
+    packed = linear.pack(random_weight(960, 64, bfloat16=True))
+    inputs = [
+        torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+        for rows in (1, 3, 17, 100)
+    ]
+    wanted = [packed.apply(x) for x in inputs]
+
+    def repeat(which: int) -> bool:
+        torch.set_num_threads(4)  # a new thread starts with the default
+        got = (packed.apply(inputs[which]) for _ in range(200))
+        return all(torch.equal(out, wanted[which]) for out in got)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(repeat, (0, 1, 2, 3)))
+
+
+def test_a_forked_child_starts_its_own_threads(four_threads: None) -> None:
+    packed = linear.pack(random_weight(960, 64, bfloat16=True))
+    x = torch.ones(9, 64)
+    wanted = packed.apply(x)
+    child = os.fork()
+    if child == 0:
+        same = all(torch.equal(packed.apply(x), wanted) for _ in range(50))
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, torch.Tensor.clone])
+def test_a_head_of_either_kind_is_packed(kind) -> None:
+    """SGLang cuts a draft's head to the hot tokens, which leaves a plain tensor."""
+    weight = random_weight(48, 16, bfloat16=False)
+    head = types.SimpleNamespace(
+        weight=kind(weight), quant_method=UnquantizedEmbeddingMethod()
+    )
+    processor = types.SimpleNamespace(use_fp32_lm_head=False)
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        got = linear.compute_lm_head(pytest.fail, processor, x, head)
+    torch.testing.assert_close(got, x @ weight.T, atol=1e-5, rtol=0.0)

@@ -15,6 +15,7 @@ from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbeddin
 
 from sglang_tetris.adapter.cpu_device.native_library import (
     ELEMENT_TYPES,
+    check_struct,
     load_library,
     pointer,
 )
@@ -23,10 +24,23 @@ from sglang_tetris.adapter.cpu_device.platform import FUSED_OP_KEY
 _LANES = 8
 
 
+class _RopeArgs(ctypes.Structure):
+    """``rope_args`` of csrc/rows.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("positions", "q", "k", "cos_sin")),
+        *((name, ctypes.c_int64) for name in ("rows", "q_stride", "k_stride")),
+        *((name, ctypes.c_int64) for name in ("q_heads", "k_heads")),
+        *((name, ctypes.c_int64) for name in ("dim", "rotary_dim")),
+        *((name, ctypes.c_int32) for name in ("type", "cache_type")),
+    ]
+
+
 def register_fused_rows() -> None:
     """Register the forwards; does nothing where the kernels cannot be built."""
     if load_library() is None:
         return
+    check_struct("tetris_rope_args", _RopeArgs)
     register = BaseFusedOp.register_oot_forward
     register(RMSNorm, rms_norm_forward, FUSED_OP_KEY)
     register(SiluAndMul, silu_and_mul_forward, FUSED_OP_KEY)
@@ -81,21 +95,22 @@ def rotate(
     rotary_dim: int,
 ) -> None:
     """Rotate ``query`` and ``key`` (``[T, heads * head_dim]``) in place, neox style."""
-    load_library().tetris_rope(
-        ctypes.c_void_p(positions.data_ptr()),
-        ctypes.c_void_p(query.data_ptr()),
-        ctypes.c_void_p(key.data_ptr()),
-        ctypes.c_void_p(cos_sin.data_ptr()),
-        ctypes.c_int64(positions.numel()),
-        ctypes.c_int64(query.stride(0)),
-        ctypes.c_int64(key.stride(0)),
-        ctypes.c_int64(query.shape[1] // head_dim),
-        ctypes.c_int64(key.shape[1] // head_dim),
-        ctypes.c_int64(head_dim),
-        ctypes.c_int64(rotary_dim),
-        ctypes.c_int32(ELEMENT_TYPES[query.dtype]),
-        ctypes.c_int32(ELEMENT_TYPES[cos_sin.dtype]),
+    args = _RopeArgs(
+        positions.data_ptr(),
+        query.data_ptr(),
+        key.data_ptr(),
+        cos_sin.data_ptr(),
+        positions.numel(),
+        query.stride(0),
+        key.stride(0),
+        query.shape[1] // head_dim,
+        key.shape[1] // head_dim,
+        head_dim,
+        rotary_dim,
+        ELEMENT_TYPES[query.dtype],
+        ELEMENT_TYPES[cos_sin.dtype],
     )
+    load_library().tetris_rope(ctypes.byref(args))
 
 
 def rms_norm_forward(

@@ -36,9 +36,8 @@ class _Args(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("k", ctypes.c_int64),
         ("columns", ctypes.c_int64),
-        ("out_stride", ctypes.c_int64),
         ("panel_type", ctypes.c_int32),
-        ("out_type", ctypes.c_int32),
+        ("row_type", ctypes.c_int32),
     ]
 
 
@@ -57,7 +56,7 @@ class PackedLinear:
         if rows == 0:
             return out
         # Named, so that they outlive the call.
-        inputs = x.to(torch.float32).contiguous()
+        inputs = x.contiguous()
         offsets = None if bias is None else bias.to(torch.float32).contiguous()
         args = _Args(
             self.panels.data_ptr(),
@@ -67,11 +66,11 @@ class PackedLinear:
             rows,
             self.k,
             self.columns,
-            self.columns,
             ELEMENT_TYPES[self.panels.dtype],
-            ELEMENT_TYPES[out.dtype],
+            ELEMENT_TYPES[x.dtype],
         )
-        load_library().tetris_linear(ctypes.byref(args))
+        if load_library().tetris_linear(ctypes.byref(args)) != 0:
+            raise MemoryError(f"no memory for {rows} rows of {self.k} inputs")
         return out
 
 
@@ -200,7 +199,8 @@ def compute_lm_head(
     plain = (
         not hasattr(lm_head, "set_lora")
         and not processor.use_fp32_lm_head
-        and type(getattr(lm_head, "weight", None)) is torch.nn.Parameter
+        # A head cut to the hot tokens is a plain tensor.
+        and type(getattr(lm_head, "weight", None)) in (torch.nn.Parameter, torch.Tensor)
         and type(lm_head.quant_method) is UnquantizedEmbeddingMethod
     )
     if not (plain and is_available() and supports(hidden_states, lm_head.weight)):

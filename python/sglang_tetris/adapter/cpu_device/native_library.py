@@ -25,9 +25,9 @@ ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _SOURCE_DIR = Path(__file__).with_name("csrc")
 _COMPILERS = ("cc", "gcc", "clang")
-# OpenMP comes from the library that torch has loaded, so that both use one pool of
-# threads and torch.set_num_threads rules the kernels too.
-_FLAGS = ("-O3", "-fPIC", "-shared")
+# OpenMP comes from the library that torch has loaded: it says how many threads
+# torch.set_num_threads allows. The threads themselves are csrc/threads.c's own.
+_FLAGS = ("-O3", "-fPIC", "-shared", "-pthread")
 _OPENMP = "-fopenmp"
 
 

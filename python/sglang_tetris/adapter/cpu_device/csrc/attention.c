@@ -10,10 +10,12 @@
  * alone or in a batch: a key that a row does not see adds an exact zero.
  */
 #include "products.h"
+#include "threads.h"
 
 #define KEYS 32     /* keys per block */
 #define MAX_ROWS 32 /* query vectors per task: what fits the nearest cache */
 #define MAX_DIM 256
+#define MIN_STORED 64 /* rows worth giving away */
 #define MAX_PACKED 512 /* tail keys that walk_packed copies to the stack */
 
 /* Mirrored field by field in attention/cpu_native.py. */
@@ -315,35 +317,51 @@ static void attend(const attention_args *a, int64_t block, int64_t head) {
     write_outputs(&t);
 }
 
-/* Store the new rows (when k_new is given), then attend. */
-void tetris_attention(const attention_args *a) {
+static void store_body(void *context, int64_t begin, int64_t end) {
+    store_rows(context, begin, end);
+}
+
+static void attend_body(void *context, int64_t begin, int64_t end) {
+    const attention_args *a = context;
     int64_t tasks = a->num_blocks * a->num_kv_heads;
-#pragma omp parallel
-    {
-        if (a->k_new) {
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < a->num_rows; row++) store_rows(a, row, row + 1);
-        }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < tasks; i++) {
-            int64_t task = tasks - 1 - i; /* the last rows of an extend see the most */
-            attend(a, task / a->num_kv_heads, task % a->num_kv_heads);
-        }
+    for (int64_t i = begin; i < end; i++) {
+        int64_t task = tasks - 1 - i; /* the last rows of an extend see the most */
+        attend(a, task / a->num_kv_heads, task % a->num_kv_heads);
     }
 }
 
-/* Copy slots of one cache: all sources are read before a target is written. */
+/* Store the new rows (when k_new is given), then attend. */
+void tetris_attention(attention_args *a) {
+    if (a->k_new)
+        parallel_for(a->num_rows, max64(MIN_STORED, even_grain(a->num_rows)), store_body,
+                     a);
+    parallel_for(a->num_blocks * a->num_kv_heads, 1, attend_body, a);
+}
+
+typedef struct {
+    char *const *caches, *const *scratch;
+    const int64_t *row_bytes, *target, *source;
+    int64_t num_slots;
+} move_args;
+
+static void move_body(void *context, int64_t begin, int64_t end) {
+    const move_args *a = context;
+    for (int64_t c = begin; c < end; c++) {
+        char *cache = a->caches[c], *kept = a->scratch[c];
+        int64_t bytes = a->row_bytes[c];
+        for (int64_t i = 0; i < a->num_slots; i++)
+            memcpy(kept + i * bytes, cache + a->source[i] * bytes, bytes);
+        for (int64_t i = 0; i < a->num_slots; i++)
+            memcpy(cache + a->target[i] * bytes, kept + i * bytes, bytes);
+    }
+}
+
+/* Copy slots of each cache: all sources are read before a target is written. */
 void tetris_move_slots(char *const *caches, int64_t num_caches, const int64_t *row_bytes,
                        const int64_t *target, const int64_t *source, int64_t num_slots,
                        char *const *scratch) {
-#pragma omp parallel for schedule(static)
-    for (int64_t c = 0; c < num_caches; c++) {
-        int64_t bytes = row_bytes[c];
-        for (int64_t i = 0; i < num_slots; i++)
-            memcpy(scratch[c] + i * bytes, caches[c] + source[i] * bytes, bytes);
-        for (int64_t i = 0; i < num_slots; i++)
-            memcpy(caches[c] + target[i] * bytes, scratch[c] + i * bytes, bytes);
-    }
+    move_args a = {caches, scratch, row_bytes, target, source, num_slots};
+    parallel_for(num_caches, even_grain(num_caches), move_body, &a);
 }
 
 int64_t tetris_attention_args_size(void) { return (int64_t)sizeof(attention_args); }

@@ -1,4 +1,5 @@
 /* MurmurHash3 (32 bit) of four 4-byte blocks: seed low, seed high, position, column. */
+#include "threads.h"
 #include "vec.h"
 
 static inline uint32_t rotate_left(uint32_t x, int bits) {
@@ -17,17 +18,28 @@ static inline uint32_t finish(uint32_t state) {
     return state ^ (state >> 16);
 }
 
+typedef struct {
+    const int64_t *seeds, *positions, *column_numbers;
+    uint32_t *out;
+    int64_t columns;
+} hash_args;
+
+static void hash_rows(void *context, int64_t begin, int64_t end) {
+    const hash_args *a = context;
+    for (int64_t row = begin; row < end; row++) {
+        uint64_t seed = (uint64_t)a->seeds[row];
+        uint32_t state = mix(mix(0, (uint32_t)seed), (uint32_t)(seed >> 32));
+        state = mix(state, (uint32_t)a->positions[row]);
+        uint32_t *dst = a->out + row * a->columns;
+        for (int64_t c = 0; c < a->columns; c++)
+            dst[c] = finish(mix(state, (uint32_t)a->column_numbers[c]));
+    }
+}
+
 /* out [rows, columns]; seeds and positions per row, column numbers per column. */
 void tetris_murmur_hash32(const int64_t *seeds, const int64_t *positions,
                           const int64_t *column_numbers, uint32_t *out, int64_t rows,
                           int64_t columns) {
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < rows; row++) {
-        uint64_t seed = (uint64_t)seeds[row];
-        uint32_t state = mix(mix(0, (uint32_t)seed), (uint32_t)(seed >> 32));
-        state = mix(state, (uint32_t)positions[row]);
-        uint32_t *dst = out + row * columns;
-        for (int64_t c = 0; c < columns; c++)
-            dst[c] = finish(mix(state, (uint32_t)column_numbers[c]));
-    }
+    hash_args a = {seeds, positions, column_numbers, out, columns};
+    parallel_for(rows, even_grain(rows), hash_rows, &a);
 }

@@ -6,6 +6,9 @@
  * one chain of multiply-adds in the order of k, whatever the number of rows: a row's
  * result does not depend on its batch, bit for bit.
  */
+#include <stdlib.h>
+
+#include "threads.h"
 #include "vec.h"
 
 #define PANEL 16
@@ -15,11 +18,18 @@
 typedef struct {
     const void *panels;
     const float *bias; /* or NULL */
-    const float *x;    /* [rows, k] */
-    void *out;         /* [rows, out_stride] */
-    int64_t rows, k, columns, out_stride;
-    int32_t panel_type, out_type;
+    const void *x;     /* [rows, k], of the outputs' type */
+    void *out;         /* [rows, columns] */
+    int64_t rows, k, columns;
+    int32_t panel_type, row_type;
 } linear_args;
+
+/* One block of rows under all panels. */
+typedef struct {
+    const linear_args *a;
+    const float *x; /* [rows, k] of this block */
+    int64_t row, rows, width, num_panels;
+} block;
 
 /* Columns 0..7 and 8..15 of one k of a panel. */
 #define LOAD_F32(w, low, high) low = load8(w), high = load8((w) + LANES)
@@ -82,8 +92,9 @@ static const tile_function wide_tiles[2][4] = {
 };
 static const int64_t wide_panels[4] = {1, 4, 2, 2};
 
-static void write_tile(const linear_args *a, const float *acc, int64_t row, int64_t rows,
+static void write_tile(const block *b, const float *acc, int64_t row, int64_t rows,
                        int64_t panel, int64_t panels) {
+    const linear_args *a = b->a;
     int64_t first = panel * PANEL;
     int64_t count = a->columns - first;
     if (count > panels * PANEL) count = panels * PANEL;
@@ -93,68 +104,97 @@ static void write_tile(const linear_args *a, const float *acc, int64_t row, int6
         for (int64_t c = 0; c < count; c++)
             values[c] = a->bias ? sums[c] + a->bias[first + c] : sums[c];
         char *dst = (char *)a->out +
-                    ((row + r) * a->out_stride + first) * item_size(a->out_type);
-        write_row(dst, values, count, a->out_type);
+                    ((b->row + row + r) * a->columns + first) * item_size(a->row_type);
+        write_row(dst, values, count, a->row_type);
     }
 }
 
-static void multiply(const linear_args *a, int64_t row, int64_t rows, int64_t panel,
-                     int64_t panels) {
+static void multiply(const block *b, int64_t panel, int64_t panels) {
+    const linear_args *a = b->a;
     float acc[MAX_TILE * 4 * PANEL];
     const char *w = (const char *)a->panels +
                     panel * a->k * PANEL * (int64_t)item_size(a->panel_type);
     if (panels > 1) {
-        wide_tiles[a->panel_type][rows](a->x + row * a->k, a->k, w, acc);
-        write_tile(a, acc, row, rows, panel, panels);
+        wide_tiles[a->panel_type][b->rows](b->x, a->k, w, acc);
+        write_tile(b, acc, 0, b->rows, panel, panels);
         return;
     }
     /* Tiles of nearly equal height: 16 rows are 6 + 5 + 5, never 6 + 6 + 4. */
-    int64_t tiles = (rows + MAX_TILE - 1) / MAX_TILE;
+    int64_t tiles = (b->rows + MAX_TILE - 1) / MAX_TILE;
     for (int64_t t = 0; t < tiles; t++) {
-        int64_t begin = rows * t / tiles, height = rows * (t + 1) / tiles - begin;
-        narrow_tiles[a->panel_type][height](a->x + (row + begin) * a->k, a->k, w, acc);
-        write_tile(a, acc, row + begin, height, panel, 1);
+        int64_t begin = b->rows * t / tiles, height = b->rows * (t + 1) / tiles - begin;
+        narrow_tiles[a->panel_type][height](b->x + begin * a->k, a->k, w, acc);
+        write_tile(b, acc, begin, height, panel, 1);
     }
 }
 
-void tetris_linear(const linear_args *a) {
-    int64_t num_panels = (a->columns + PANEL - 1) / PANEL;
-    int64_t width = a->rows < 4 ? wide_panels[a->rows] : 1;
-    int64_t groups = (num_panels + width - 1) / width;
-    for (int64_t row = 0; row < a->rows; row += ROW_BLOCK) {
-        int64_t rows = a->rows - row < ROW_BLOCK ? a->rows - row : ROW_BLOCK;
-#pragma omp parallel for schedule(static)
-        for (int64_t g = 0; g < groups; g++) {
-            int64_t panel = g * width;
-            if (panel + width <= num_panels) {
-                multiply(a, row, rows, panel, width);
-            } else {
-                for (int64_t p = panel; p < num_panels; p++) multiply(a, row, rows, p, 1);
-            }
+static void multiply_groups(void *context, int64_t begin, int64_t end) {
+    const block *b = context;
+    for (int64_t group = begin; group < end; group++) {
+        int64_t panel = group * b->width;
+        if (panel + b->width <= b->num_panels) {
+            multiply(b, panel, b->width);
+        } else {
+            for (int64_t p = panel; p < b->num_panels; p++) multiply(b, p, 1);
         }
     }
+}
+
+/* 0, or -1 where there is no memory for the inputs as floats. */
+int32_t tetris_linear(const linear_args *a) {
+    float *floats = NULL;
+    if (a->row_type != TYPE_F32) {
+        int64_t most = a->rows < ROW_BLOCK ? a->rows : ROW_BLOCK;
+        floats = malloc(most * a->k * sizeof(float));
+        if (!floats) return -1;
+    }
+    int64_t num_panels = (a->columns + PANEL - 1) / PANEL;
+    for (int64_t row = 0; row < a->rows; row += ROW_BLOCK) {
+        int64_t rows = a->rows - row < ROW_BLOCK ? a->rows - row : ROW_BLOCK;
+        const void *x = (const char *)a->x + row * a->k * item_size(a->row_type);
+        if (floats) read_row(floats, x, rows * a->k, a->row_type);
+        int64_t width = rows < 4 ? wide_panels[rows] : 1;
+        block b = {a, floats ? floats : x, row, rows, width, num_panels};
+        int64_t groups = (num_panels + width - 1) / width;
+        parallel_for(groups, even_grain(groups), multiply_groups, &b);
+    }
+    free(floats);
+    return 0;
+}
+
+typedef struct {
+    const void *w;
+    void *panels;
+    int64_t columns, k;
+    int32_t type, panel_type;
+} pack_args;
+
+static void pack_panels(void *context, int64_t begin, int64_t end) {
+    const pack_args *a = context;
+    for (int64_t p = begin; p < end; p++)
+        for (int64_t i = 0; i < a->k; i++)
+            for (int64_t c = 0; c < PANEL; c++) {
+                int64_t column = p * PANEL + c, at = column * a->k + i;
+                float value = 0.0f;
+                if (column < a->columns)
+                    value = a->type == TYPE_F32
+                                ? ((const float *)a->w)[at]
+                                : bf16_to_float(((const uint16_t *)a->w)[at]);
+                int64_t to = (p * a->k + i) * PANEL;
+                if (a->panel_type == TYPE_F32)
+                    ((float *)a->panels)[to + c] = value;
+                else
+                    ((uint16_t *)a->panels)[to + 2 * (c % LANES) + c / LANES] =
+                        float_to_bf16(value);
+            }
 }
 
 /* Panels from w [columns, k]; the last panel is filled with zeros. */
 void tetris_pack_linear(const void *w, int32_t type, void *panels, int32_t panel_type,
                         int64_t columns, int64_t k) {
+    pack_args a = {w, panels, columns, k, type, panel_type};
     int64_t num_panels = (columns + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static)
-    for (int64_t p = 0; p < num_panels; p++)
-        for (int64_t i = 0; i < k; i++)
-            for (int64_t c = 0; c < PANEL; c++) {
-                int64_t column = p * PANEL + c, at = column * k + i;
-                float value = 0.0f;
-                if (column < columns)
-                    value = type == TYPE_F32 ? ((const float *)w)[at]
-                                             : bf16_to_float(((const uint16_t *)w)[at]);
-                int64_t to = (p * k + i) * PANEL;
-                if (panel_type == TYPE_F32)
-                    ((float *)panels)[to + c] = value;
-                else
-                    ((uint16_t *)panels)[to + 2 * (c % LANES) + c / LANES] =
-                        float_to_bf16(value);
-            }
+    parallel_for(num_panels, even_grain(num_panels), pack_panels, &a);
 }
 
 int64_t tetris_linear_args_size(void) { return (int64_t)sizeof(linear_args); }

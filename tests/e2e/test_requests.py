@@ -9,7 +9,6 @@ from tests.e2e.pool import ServerPool, set_budget, tetris_flags, tetris_info
 from tests.e2e.servers import Server
 from tests.e2e.test_exactness_tiny import CHAIN, prompts
 
-
 pytestmark = pytest.mark.server("self-chain")
 
 

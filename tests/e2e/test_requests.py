@@ -77,6 +77,15 @@ def test_other_custom_params_are_left_alone(server: Server) -> None:
     assert reply["meta_info"]["tetris"]["max_drafts"] is None
 
 
+def test_the_drafts_memory_is_reported(server: Server) -> None:
+    memory = tetris_info(server)["draft_memory"]
+    # A draft of the target's own size takes what the target takes.
+    assert memory["weight_bytes"] > 0
+    assert memory["kv_bytes"] > 0
+    assert memory["target_tokens"] > tetris_info(server)["kv_pool"]["size"]
+    assert f"the room of {memory['target_tokens']} tokens" in server.log()
+
+
 def test_a_bad_budget_is_rejected_and_changes_nothing(server: Server) -> None:
     with pytest.raises(RuntimeError, match=r": 400 .*lots"):
         server.post("/tetris/budget", {"draft_budget": "lots"})

@@ -35,6 +35,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context, get_plan_stream
 from sglang_tetris.adapter import options
 from sglang_tetris.adapter.budgets import BudgetHolder, draft_caps_host, own_limit
 from sglang_tetris.adapter.draft import EagleTreeDrafter, StandaloneTreeDrafter
+from sglang_tetris.adapter.memory import draft_memory
 from sglang_tetris.adapter.penalties import PenaltyState
 from sglang_tetris.adapter.reporting import RoundReporter
 from sglang_tetris.adapter.sampling import MatchSampler
@@ -99,6 +100,16 @@ class TetrisWorker(EAGLEWorkerV2):
         from sglang_tetris.adapter.warm_up import warm_up
 
         warm_up(self._target_worker.model_runner, self.device)
+        self._draft_memory = draft_memory(
+            self._target_worker.model_runner, self._draft_worker.draft_runner
+        )
+        logger.info(
+            "TETRIS: the draft takes %.1f MiB of weights and %.1f MiB of KV, which is "
+            "the room of %d tokens in the target's pool.",
+            self._draft_memory["weight_bytes"] / 2**20,
+            self._draft_memory["kv_bytes"] / 2**20,
+            self._draft_memory["target_tokens"],
+        )
 
     @property
     def max_drafts(self) -> int:
@@ -115,6 +126,7 @@ class TetrisWorker(EAGLEWorkerV2):
             "num_steps": self.speculative_num_steps,
             "topk": self.topk,
             "max_drafts": self.max_drafts,
+            "draft_memory": self._draft_memory,
             "totals": self.reporter.describe(),
         }
 

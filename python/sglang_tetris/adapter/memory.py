@@ -1,0 +1,53 @@
+"""What the draft costs in memory, and how many of the target's tokens fit there."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def draft_memory(target: Any, draft: Any) -> dict[str, int]:
+    """Return the memory that only the draft needs; both are SGLang's model runners.
+
+    weight_bytes  the draft's weights without those that it shares with the target
+    kv_bytes      its key/value pool
+    target_tokens how many tokens more the target's pool could hold in both together
+    """
+    target_kv = _bytes(_kv_buffers(target.token_to_kv_pool))
+    weights = _storages(_tensors(draft.model))
+    for shared in _storages(_tensors(target.model)):
+        weights.pop(shared, None)
+    weight_bytes = sum(weights.values())
+    kv_bytes = _bytes(_kv_buffers(draft.token_to_kv_pool))
+    per_token = target_kv / target.token_to_kv_pool.size
+    return {
+        "weight_bytes": weight_bytes,
+        "kv_bytes": kv_bytes,
+        "target_tokens": int((weight_bytes + kv_bytes) / per_token),
+    }
+
+
+def _tensors(model: torch.nn.Module) -> Iterable[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    # A draft's shared or cut head is an attribute, not a parameter.
+    for module in model.modules():
+        weight = vars(module).get("weight")
+        if isinstance(weight, torch.Tensor):
+            yield weight
+
+
+def _kv_buffers(pool: Any) -> Iterable[torch.Tensor]:
+    for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+        yield pool.get_key_buffer(layer)
+        yield pool.get_value_buffer(layer)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage, by address: views count once."""
+    stores = (tensor.untyped_storage() for tensor in tensors)
+    return {store.data_ptr(): store.nbytes() for store in stores}
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(_storages(tensors).values())

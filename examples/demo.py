@@ -37,9 +37,13 @@ console = Console(width=None if sys.stdout.isatty() else 110)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one arm did: its answers and its speed over all of them."""
+    """What one arm did: its answers and its speed over all of them.
+
+    sent_s: when the requests were sent, on the clock of `time.perf_counter`.
+    """
 
     arm: Arm
+    sent_s: float
     answers: list[Answer]
 
     @property
@@ -49,6 +53,11 @@ class Outcome:
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / max(answer.finished_s for answer in self.answers)
+
+    @property
+    def first_answer_s(self) -> float:
+        """When the first token of an answer arrived, on the same clock as sent_s."""
+        return self.sent_s + min(answer.first_token_s for answer in self.answers)
 
 
 def stream_with_bar(
@@ -105,8 +114,9 @@ def run_arm(
                 server.url, prompts[num_requests:], max_new_tokens=WARM_UP_TOKENS
             )
         measured = prompts[:num_requests]
+        sent_s = time.perf_counter()
         answers = stream_with_bar(server.url, arm, measured, max_new_tokens)
-    return Outcome(arm=arm, answers=answers)
+    return Outcome(arm=arm, sent_s=sent_s, answers=answers)
 
 
 def print_requests(outcome: Outcome, prompts: Sequence[Prompt]) -> None:
@@ -222,6 +232,8 @@ def main(arguments: list[str] | None = None) -> int:
                     )
                 )
                 if name == TETRIS:
+                    waited = outcomes[0].first_answer_s - started
+                    console.print(f"The first answer began {waited:.0f} s after start.")
                     prompts = loading.result()[: options.requests]
                     print_requests(outcomes[0], prompts)
                     print_answers(outcomes[0], prompts)

@@ -5,10 +5,9 @@
 Temperature 0. Plain decoding answers once; then each draft (EAGLE, standalone) and
 shape (chain, tree) at each budget. Answers are compared up to a first difference. In
 float32 a difference counts as rounding only where plain decoding's two best logits at
-that token
-are shown to lie within 1e-3; anything else is an error and the exit status is 1. In
-other dtypes the share of identical answers is reported. The result is written as JSON
-with its provenance.
+that token are shown to lie within 1e-3; anything else is an error and the exit status
+is 1. In other dtypes the share of identical answers is reported. The result is written
+as JSON with its provenance.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serving"))
-import provenance
+from provenance import provenance, utc_now
 from sglang_tetris.tools.prepare_model import default_cache_dir, prepare
 from sglang_tetris.tools.server_process import ServerProcess, running_server
 
@@ -186,14 +185,16 @@ def _row(
     }
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
+    """Compare, print the table and write the result; 1 where an answer is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--output", type=Path, default=None)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     console = Console()
+    origin = provenance()
     rows = run_matrix(args, console)
     table = Table(title=f"Answers equal to plain decoding's, {args.dtype}")
     names = ("draft", "shape", "budget", "prompts", "identical", "rounding", "wrong")
@@ -206,8 +207,10 @@ def main() -> int:
     console.print(table)
     output = args.output or RESULTS / f"{args.dtype}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
-    record = {"provenance": provenance.collect(), "arguments": vars(args), "rows": rows}
-    output.write_text(json.dumps(record, indent=1, default=str) + "\n")
+    origin["finished"] = utc_now()
+    settings = {"prompts": args.prompts, "tokens": args.tokens, "dtype": args.dtype}
+    record = {"provenance": origin, "settings": settings, "rows": rows}
+    output.write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"written to {output}")
     return 1 if any(row["wrong"] for row in rows) else 0
 

@@ -50,6 +50,7 @@ def test_runs_to_its_end(tmp_path):
     demo = start_demo(tmp_path, "--requests", "4", "--max-new-tokens", "24")
     printed, errors = demo.communicate(timeout=RUN_TIMEOUT_S)
     assert demo.returncode == 0, errors[-3000:]
+    assert re.search(r"The first answer began \d+ s after start\.", printed)
     for kind in ("chat", "code", "maths", "text"):
         assert re.search(rf"│ {kind} ", printed)
     numbers = r" │ +".join([r"(\d+)", r"(\d+)", r"([\d.]+)", r"(\d+)", r"(\d+)"])

@@ -9,6 +9,9 @@ _DEFAULTS = {
     # SGLang compiles a few helpers with inductor on their first use: 10 to 20 s in
     # the first request, and it needs a C++ compiler. They are small; eager is as fast.
     "TORCHDYNAMO_DISABLE": "1",
+    # OpenMP threads otherwise spin for milliseconds after each parallel operation of
+    # torch, on cores that the kernels' own threads and the other processes need.
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 

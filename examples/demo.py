@@ -21,7 +21,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from chat_stream import Answer, Prompt, load_prompts, stream_all
-from sglang_tetris.tools.arms import CHAIN, DRAFTS, PLAIN, TETRIS, Arm, make_arm
+from sglang_tetris.tools.arms import (
+    CHAIN,
+    DRAFTS,
+    PLAIN,
+    TETRIS,
+    TETRIS_BUDGET,
+    Arm,
+    make_arm,
+)
 from sglang_tetris.tools.prepare_model import prepare
 from sglang_tetris.tools.server_process import (
     ServerError,
@@ -205,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--draft", choices=DRAFTS, default=DRAFTS[0])
-    parser.add_argument("--tetris-budget", default="auto")
+    parser.add_argument("--tetris-budget", default=TETRIS_BUDGET)
     options = parser.parse_args(arguments)
     exit_on_signals()
     log_dir = Path(tempfile.mkdtemp(prefix="tetris-demo-"))

@@ -23,7 +23,14 @@ from rich.console import Console
 
 import report
 from provenance import provenance, utc_now
-from sglang_tetris.tools.arms import ARM_NAMES, DRAFTS, TETRIS_SHAPE, Shape, make_arm
+from sglang_tetris.tools.arms import (
+    ARM_NAMES,
+    DRAFTS,
+    TETRIS_BUDGET,
+    TETRIS_SHAPE,
+    Shape,
+    make_arm,
+)
 from sglang_tetris.tools.prepare_model import PreparedModels, prepare
 from sglang_tetris.tools.server_process import (
     ServerError,
@@ -61,7 +68,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=ARM_NAMES, default=list(ARM_NAMES))
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--draft", choices=DRAFTS, default=DRAFTS[0])
-    parser.add_argument("--tetris-budget", default="auto")
+    parser.add_argument("--tetris-budget", default=TETRIS_BUDGET)
     parser.add_argument(
         "--tetris-shape",
         type=int,

@@ -41,8 +41,12 @@ class Shape:
 
 CHAIN_SHAPE = Shape(num_steps=2, topk=1, num_draft_tokens=3)
 TREE_SHAPE = Shape(num_steps=3, topk=2, num_draft_tokens=6)
-# Wider than the tree above: what is not worth a verify row is trimmed, not drafted.
-TETRIS_SHAPE = Shape(num_steps=3, topk=2, num_draft_tokens=8)
+# Shallow: on a CPU a draft step costs about as much as two verified rows. What is not
+# worth a row is trimmed.
+TETRIS_SHAPE = Shape(num_steps=2, topk=2, num_draft_tokens=5)
+# Rows for the whole step, not per request: what a step affords beyond the requests' own
+# rows does not grow with their number on a machine that is short of arithmetic.
+TETRIS_BUDGET = "8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,7 @@ def make_arm(
     dtype: str = "bfloat16",
     draft: str = "eagle",
     tetris_shape: Shape = TETRIS_SHAPE,
-    tetris_budget: str = "auto",
+    tetris_budget: str = TETRIS_BUDGET,
 ) -> Arm:
     """Return the arm called `name` with every flag that `launch_server` needs.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.pool import pool
+from tests.e2e.pool import ServerPool, pool
 
 __all__ = ["pool"]
 
@@ -43,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _server_of(item: pytest.Item) -> str:
     mark = item.get_closest_marker("server")
     return mark.args[0] if mark else item.callspec.params["shape"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _room(request: pytest.FixtureRequest, pool: ServerPool) -> None:
+    """Stop the servers of earlier modules where none of them is asked for again."""
+    if request.path.stem.removeprefix("test_") not in SHARING:
+        pool.close()
 
 
 @pytest.fixture(scope="session")

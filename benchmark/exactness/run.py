@@ -26,7 +26,11 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serving"))
 from provenance import provenance, utc_now
 from sglang_tetris.tools.prepare_model import default_cache_dir, prepare
-from sglang_tetris.tools.server_process import ServerProcess, running_server
+from sglang_tetris.tools.server_process import (
+    ServerProcess,
+    exit_on_signals,
+    running_server,
+)
 
 BUDGETS = ("0", "1", "16", "1x", "3x", "1000")
 SHAPES = {"chain": (3, 1, 4), "tree": (3, 2, 8)}
@@ -194,6 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=None)
     args = parser.parse_args(arguments)
     console = Console()
+    exit_on_signals()  # so that no server stays behind
     origin = provenance()
     rows = run_matrix(args, console)
     table = Table(title=f"Answers equal to plain decoding's, {args.dtype}")

@@ -20,9 +20,10 @@ SHARING = ("exactness_tiny", "requests", "sampling", "cache", "soak")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests that share servers to one worker, server by server, and first.
+    """Give tests that share servers to one worker, server by server.
 
     The server that a test uses most is its mark `server`, or its parameter `shape`.
+    All other tests come first, while no server is in the way.
     """
     here = Path(__file__).parent
     names = {
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     servers = list(dict.fromkeys(map(_server_of, sharing)))
     sharing.sort(key=lambda item: servers.index(_server_of(item)))
     own = [item for item in names if item not in sharing]
-    items[:] = [*sharing, *own, *(item for item in items if item not in names)]
+    items[:] = [*(item for item in items if item not in names), *sharing, *own]
 
 
 def _server_of(item: pytest.Item) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.e2e import servers
@@ -20,6 +21,7 @@ from tests.e2e.servers import Server
 # A server holds about 2.5 GB; more of them alive would not fit a small machine, where
 # two workers may have as many each.
 MAX_ALIVE = 3
+MIN_AVAILABLE_BYTES = 5 * 2**30
 # The oracle of every comparison, see README: stock SGLang counts penalties one token
 # late under overlap.
 PLAIN = ("--disable-overlap-schedule",)
@@ -49,7 +51,7 @@ class ServerPool:
             server.flush_cache()
             return server
         self._alive.pop(key, None)
-        while len(self._alive) >= MAX_ALIVE:
+        while len(self._alive) >= MAX_ALIVE or (self._alive and _is_short_of_memory()):
             servers.stop_server(self._alive.popitem(last=False)[1])
         server = servers.start_server(model, flags, log_dir=self._log_dir, env=env)
         self._alive[key] = server
@@ -83,6 +85,10 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
     shared = ServerPool(tmp_path_factory.mktemp("server-logs"))
     yield shared
     shared.close()
+
+
+def _is_short_of_memory() -> bool:
+    return psutil.virtual_memory().available < MIN_AVAILABLE_BYTES
 
 
 def tetris_flags(

@@ -27,6 +27,7 @@ def test_the_result_is_written(
     row = script._row("eagle", "tree", "3x", [{"meta_info": meta}] * 2)
     row["wrong"] = wrong
     monkeypatch.setattr(script, "run_matrix", lambda args, console: [row])
+    monkeypatch.setattr(script, "exit_on_signals", lambda: None)
     path = tmp_path / "result.json"
     assert script.main(["--prompts", "2", "--output", str(path)]) == status
     written = json.loads(path.read_text())

@@ -64,7 +64,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory):
 
     yield run
     process.stdin.close()
-    process.wait(timeout=30)
+    process.wait(timeout=120)
 
 
 @pytest.fixture

@@ -21,19 +21,15 @@ The draft's attention reads each branch's slots as one line of ancestors. When a
 continues another branch's node, that line is copied first (`_follow_parents`).
 """
 
-import copy
 from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
     ForwardBatch,
     ForwardMode,
 )
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.speculative.eagle_info import EagleDraftInput
-from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 
 from sglang_tetris.adapter.slots import flat_slots, restored
 from sglang_tetris.adapter.verify_input import TetrisDraftExtendInput
@@ -100,7 +96,7 @@ class TreeDrafter:
         """Set up the multi-step decode; return it and `[steps, bs * topk]` slots."""
         bs, topk = state.topk_index.shape
         steps = self.speculative_num_steps
-        _advance(batch, self.lead)
+        advance(batch, self.lead)
         places = torch.arange(topk * steps, device=batch.seq_lens.device)
         columns = batch.seq_lens[:, None] + places
         rows = self.req_to_token_pool.req_to_token[batch.req_pool_indices.long()]
@@ -189,7 +185,7 @@ class TreeDrafter:
         """
         last = lens.cumsum(0) - 1
         with restored(batch):
-            _advance(batch, self.lead)
+            advance(batch, self.lead)
             prefix = batch.seq_lens_cpu.tolist()
             batch.out_cache_loc = flat_slots(
                 self.req_to_token_pool, batch.req_pool_indices, batch.seq_lens, lens
@@ -233,112 +229,21 @@ class TreeDrafter:
         )
 
 
-class EagleTreeDrafter(TreeDrafter, EagleDraftWorker):
-    """An EAGLE or EAGLE3 head: reads the target's hidden states, runs shifted."""
-
-    step_capture_mode = CaptureHiddenMode.LAST
-
-    def extend_prompt(
-        self, batch: Any, target: Any, kv_loc_plan: Any
-    ) -> EagleDraftInput:
-        """Run the head over the prompt part that the target has just processed."""
-        state = self._draft_extend_for_prefill(
-            batch,
-            target.logits_output.hidden_states,
-            target.next_token_ids,
-            target.logits_output.mm_input_embeds,
-            kv_loc_plan=kv_loc_plan,
-        )
-        if self.hot_token_id is not None:
-            state.topk_index = self.hot_token_id[state.topk_index]
-        return state
-
-    def complete_state(self, batch: Any) -> None:
-        """Nothing is pending: the prompt's pass has seen the first anchor."""
-
-
-class StandaloneTreeDrafter(TreeDrafter, StandaloneDraftWorker):
-    """A draft model of its own: runs unshifted over the same tokens as the target."""
-
-    lead = 1
-    step_capture_mode = CaptureHiddenMode.NULL
-
-    def init_lm_head(self) -> None:
-        """Keep only the hot tokens' rows of the draft's own head, given a map."""
-        super().init_lm_head()
-        if self.hot_token_id is not None:
-            head = self.draft_runner.model.lm_head
-            self.hot_token_id = self.hot_token_id.to(head.weight.device)
-            rows = head.weight.data[self.hot_token_id].clone()
-            # A tied head is the embedding itself, which must stay whole.
-            head = copy.copy(head)
-            head._parameters = dict(head._parameters)
-            head.weight = torch.nn.Parameter(rows, requires_grad=False)
-            self.draft_runner.model.lm_head = head
-
-    def extend_prompt(
-        self, batch: Any, target: Any, kv_loc_plan: Any
-    ) -> EagleDraftInput:
-        """Run the draft over the same prompt part as the target.
-
-        The first anchor has no slot yet, so level 0 of the first tree is pending:
-        probability -1 marks it until `complete_state`.
-        """
-        with restored(batch):
-            forward_batch = ForwardBatch.init_new(
-                batch,
-                self.draft_runner,
-                capture_hidden_mode=CaptureHiddenMode.NULL,
-                return_hidden_states_before_norm=False,
-                kv_loc_plan=kv_loc_plan,
-            )
-            forward_batch.return_logprob = False
-            self.draft_runner.forward(forward_batch)
-        shape, device = (len(batch.seq_lens), self.topk), batch.seq_lens.device
-        return EagleDraftInput(
-            topk_p=torch.full(shape, -1.0, device=device),
-            topk_index=torch.zeros(shape, dtype=torch.int64, device=device),
-            bonus_tokens=target.next_token_ids,
-            num_tokens_per_req=1,
-            num_tokens_for_logprob_per_req=1,
-        )
-
-    def complete_state(self, batch: Any) -> None:
-        """Run pending anchors through the draft, so that level 0 is known for all."""
-        state: EagleDraftInput = batch.spec_info
-        pending = (state.topk_p[:, 0] < 0).nonzero().flatten()
-        if pending.numel() == 0:
-            return
-        part = _rows_of(batch, pending.tolist())
-        part.seq_lens = part.seq_lens - 1
-        part.seq_lens_cpu = part.seq_lens_cpu - 1
-        part.seq_lens_sum = int(part.seq_lens_cpu.sum())
-        anchors = state.bonus_tokens[pending].to(torch.int64)
-        ones = torch.ones(len(pending), dtype=torch.int32, device=anchors.device)
-        part.seq_lens = part.seq_lens
-        fresh = self.extend_accepted(part, anchors, ones, [1] * len(pending), None)
-        state.topk_p[pending] = fresh.topk_p
-        state.topk_index[pending] = fresh.topk_index
-
-
-def _advance(batch: Any, tokens: int) -> None:
+def advance(batch: Any, tokens: int) -> None:
+    """Count `tokens` more for every request of the batch, in its own fields."""
     if tokens:
         batch.seq_lens = batch.seq_lens + tokens
         batch.seq_lens_cpu = batch.seq_lens_cpu + tokens
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
 
 
-def _rows_of(batch: Any, rows: list[int]) -> Any:
-    """Return a shallow copy of the batch with only these requests, for one forward."""
-    part = copy.copy(batch)
-    index = torch.tensor(rows, device=batch.seq_lens.device)
-    part.reqs = [batch.reqs[row] for row in rows]
-    part.seq_lens = batch.seq_lens[index]
-    part.seq_lens_cpu = batch.seq_lens_cpu[rows]
-    part.seq_lens_sum = int(part.seq_lens_cpu.sum())
-    part.req_pool_indices = batch.req_pool_indices[index]
-    if batch.orig_seq_lens is not None:
-        part.orig_seq_lens = batch.orig_seq_lens[index]
-    if batch.multimodal_inputs is not None:
-        part.multimodal_inputs = [batch.multimodal_inputs[row] for row in rows]
-    return part
+def no_drafts(bs: int, device: str) -> DraftTrees:
+    """Return trees without a node, for a step in which nothing could be verified."""
+    empty = torch.empty((bs, 0), dtype=torch.int64, device=device)
+    return DraftTrees(
+        tokens=empty,
+        parents=empty.clone(),
+        accept_probs=torch.empty((bs, 0), device=device),
+        num_nodes=torch.zeros(bs, dtype=torch.int64, device=device),
+        max_depth=0,
+    )

@@ -1,13 +1,18 @@
 """What the draft costs in memory, and how many of the target's tokens fit there."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+logger = logging.getLogger(__name__)
+
 
 def draft_memory(target: Any, draft: Any) -> dict[str, int]:
-    """Return the memory that only the draft needs; both are SGLang's model runners.
+    """Return and log the memory that only the draft needs.
+
+    target and draft are SGLang's model runners.
 
     weight_bytes  the draft's weights without those that it shares with the target
     kv_bytes      its key/value pool
@@ -20,10 +25,18 @@ def draft_memory(target: Any, draft: Any) -> dict[str, int]:
     weight_bytes = sum(weights.values())
     kv_bytes = _bytes(_kv_buffers(draft.token_to_kv_pool))
     per_token = target_kv / target.token_to_kv_pool.size
+    target_tokens = int((weight_bytes + kv_bytes) / per_token)
+    logger.info(
+        "TETRIS: the draft takes %.1f MiB of weights and %.1f MiB of KV, which is the "
+        "room of %d tokens in the target's pool.",
+        weight_bytes / 2**20,
+        kv_bytes / 2**20,
+        target_tokens,
+    )
     return {
         "weight_bytes": weight_bytes,
         "kv_bytes": kv_bytes,
-        "target_tokens": int((weight_bytes + kv_bytes) / per_token),
+        "target_tokens": target_tokens,
     }
 
 

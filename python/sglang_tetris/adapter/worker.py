@@ -11,7 +11,6 @@ Source of the round: TETRIS (arXiv 2502.15197), section 3; worker interface: SGL
 speculative/eagle_worker_v2.py.
 """
 
-import logging
 from typing import Any
 
 import torch
@@ -34,7 +33,8 @@ from sglang.srt.speculative.spec_utils import draft_tp_context, get_plan_stream
 
 from sglang_tetris.adapter import options
 from sglang_tetris.adapter.budgets import BudgetHolder, draft_caps_host, own_limit
-from sglang_tetris.adapter.draft import EagleTreeDrafter, StandaloneTreeDrafter
+from sglang_tetris.adapter.draft import no_drafts
+from sglang_tetris.adapter.draft_kinds import EagleTreeDrafter, StandaloneTreeDrafter
 from sglang_tetris.adapter.memory import draft_memory
 from sglang_tetris.adapter.penalties import PenaltyState
 from sglang_tetris.adapter.reporting import RoundReporter
@@ -50,8 +50,6 @@ from sglang_tetris.core import (
     count_round,
     select_draft_tokens,
 )
-
-logger = logging.getLogger(__name__)
 
 
 class TetrisWorker(EAGLEWorkerV2):
@@ -102,13 +100,6 @@ class TetrisWorker(EAGLEWorkerV2):
         warm_up(self._target_worker.model_runner, self.device)
         self._draft_memory = draft_memory(
             self._target_worker.model_runner, self._draft_worker.draft_runner
-        )
-        logger.info(
-            "TETRIS: the draft takes %.1f MiB of weights and %.1f MiB of KV, which is "
-            "the room of %d tokens in the target's pool.",
-            self._draft_memory["weight_bytes"] / 2**20,
-            self._draft_memory["kv_bytes"] / 2**20,
-            self._draft_memory["target_tokens"],
         )
 
     @property
@@ -203,7 +194,7 @@ class TetrisWorker(EAGLEWorkerV2):
         """Draft a tree per request, or none where nothing could be verified."""
         bs = len(batch.reqs)
         if not any(caps) or self.budget.is_zero():
-            return _no_drafts(bs, self.device)
+            return no_drafts(bs, self.device)
         with draft_tp_context(self._draft_worker.parallel_layout):
             self._draft_worker.complete_state(batch)
             return self._draft_worker.draft_trees(batch)
@@ -310,15 +301,3 @@ class TetrisWorker(EAGLEWorkerV2):
                 accept_lens=accepted.accept_lens.tolist(),
             ),
         )
-
-
-def _no_drafts(bs: int, device: str) -> DraftTrees:
-    """Return trees without a node."""
-    empty = torch.empty((bs, 0), dtype=torch.int64, device=device)
-    return DraftTrees(
-        tokens=empty,
-        parents=empty.clone(),
-        accept_probs=torch.empty((bs, 0), device=device),
-        num_nodes=torch.zeros(bs, dtype=torch.int64, device=device),
-        max_depth=0,
-    )

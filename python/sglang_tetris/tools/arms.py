@@ -41,8 +41,7 @@ class Shape:
 
 CHAIN_SHAPE = Shape(num_steps=2, topk=1, num_draft_tokens=3)
 TREE_SHAPE = Shape(num_steps=3, topk=2, num_draft_tokens=6)
-# Shallow: on a CPU a draft step costs about as much as two verified rows. What is not
-# worth a row is trimmed.
+# Shallow: a CPU pays for every draft step, and few deep drafts are worth a row.
 TETRIS_SHAPE = Shape(num_steps=2, topk=2, num_draft_tokens=5)
 # Rows for the whole step, not per request: what a step affords beyond the requests' own
 # rows does not grow with their number on a machine that is short of arithmetic.

@@ -8,7 +8,8 @@ it equals the answer's. Two ways to count, of the exported bf16 weights in float
         P(token d right | tokens 1 to d - 1 right);
     rounds: drafting starts where a server's round would, one token after what the
         round before had accepted; this is what a server's counters show.
-Each with the draft's arg-max over the whole vocabulary and over the hot tokens.
+Each with the draft's arg-max over the whole vocabulary and over the hot tokens; the
+standalone draft over the hot tokens also unshifted, as TETRIS runs it.
 """
 
 import argparse
@@ -42,6 +43,19 @@ def load_draft(kind: str, folder: Path, config: Any, embedding: Tensor) -> nn.Mo
         draft = StandaloneDraft(config, embedding, layers)
     draft.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     return draft
+
+
+class Unshifted(nn.Module):
+    """A standalone draft that sees token i at position i, the very first one too."""
+
+    def __init__(self, draft: nn.Module) -> None:
+        super().__init__()
+        self.draft = draft
+
+    def forward(self, ids: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
+        # The draft drops the first of its tokens; it then drops a copy.
+        ids = torch.cat([ids[:, :1], ids], 1)
+        return [feature[:, 1:] for feature in self.draft(ids, hidden, depth)]
 
 
 def right_tokens(
@@ -134,6 +148,10 @@ def main() -> None:
             name: evaluate(draft, sequences, guess, options.depth)
             for name, guess in guesses.items()
         }
+        if kind == "standalone":
+            results["unshifted"] = evaluate(
+                Unshifted(draft), sequences, guesses["hot"], options.depth
+            )
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         report["drafts"][kind] = {"weights_sha256": digest, **results}
         for name, by_kind in results.items():

@@ -27,9 +27,11 @@ def test_the_result_is_written(
     row = script._row("eagle", "tree", "3x", [{"meta_info": meta}] * 2)
     row["wrong"] = wrong
     monkeypatch.setattr(script, "run_matrix", lambda args, console: [row])
-    monkeypatch.setattr(script, "exit_on_signals", lambda: None)
+    guarded = []
+    monkeypatch.setattr(script, "exit_on_signals", lambda: guarded.append(True))
     path = tmp_path / "result.json"
     assert script.main(["--prompts", "2", "--output", str(path)]) == status
+    assert guarded, "a signal would leave a server behind"
     written = json.loads(path.read_text())
     assert written["rows"] == [row]
     assert written["rows"][0]["accept_length"] == 1.5

@@ -15,6 +15,7 @@ from sglang_tetris.adapter.cpu_device.draft_backends import (
     create_draft_extend_backend,
 )
 from sglang_tetris.adapter.cpu_device.linear import compute_lm_head
+from sglang_tetris.adapter.cpu_device.process_start import choose_start_method
 
 _OPS = "sglang.kernels.ops"
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
@@ -70,6 +71,10 @@ WRAPPERS = {
     f"{_FACTORY}.create_draft_extend_backend": create_draft_extend_backend,
 }
 
+FOLLOWERS = {
+    "sglang.srt.entrypoints.engine._set_envs_and_config": choose_start_method,
+}
+
 # Names that SGLang binds to None where a platform has no kernel. They cannot be
 # hooked: the registry would rebind every None in every module.
 _VERIFY_MODULE = "sglang.srt.speculative.eagle_utils"
@@ -90,9 +95,11 @@ def register_hooks() -> None:
         HookRegistry.register(target, function, HookType.REPLACE)
     for target, function in WRAPPERS.items():
         HookRegistry.register(target, function, HookType.AROUND)
+    for target, function in FOLLOWERS.items():
+        HookRegistry.register(target, function, HookType.AFTER)
 
 
 def unapplied_hooks() -> list[str]:
     """The targets that SGLang failed to replace: it only logs that."""
-    targets = (*REPLACEMENTS, *WRAPPERS)
+    targets = (*REPLACEMENTS, *WRAPPERS, *FOLLOWERS)
     return [target for target in targets if target not in HookRegistry._patched]

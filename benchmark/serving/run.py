@@ -1,10 +1,11 @@
 """TETRIS against SGLang's own decoding under `bench_serving`: `make bench`.
 
-Arms: no speculation, SGLang's EAGLE as a chain and as a tree of fixed shape, TETRIS.
-Each round starts every arm's server once, in an order that rotates, warms it up, and
-runs `python -m sglang.bench_serving` at every concurrency. Only the measured server is
-alive, because an idle one takes processor time. Speed is compared within a round, so
-that a machine that drifts does not favour an arm; the spread is over rounds.
+Arms: no speculation, SGLang's EAGLE as a chain and as a tree of fixed shape, TETRIS,
+and TETRIS without the hot-token map. Each round starts every arm's server once, in an
+order that rotates, warms it up, and runs `python -m sglang.bench_serving` at every
+concurrency. Only the measured server is alive, because an idle one takes processor
+time. Speed is compared within a round, so that a machine that drifts does not favour an
+arm; the spread is over rounds.
 
 Writes to results/: NAME.json (every run, with provenance), NAME.md, NAME.png.
 """

@@ -1,8 +1,8 @@
 """The serving arms that demo and benchmark compare: one set of server flags each.
 
 All arms share the model, the data type and the pool; the speculative ones share the
-draft and its hot-token map. A shape is (num_steps, topk, num_draft_tokens), the last
-with the anchor, as SGLang counts it.
+draft and, but for one, its hot-token map. A shape is (num_steps, topk,
+num_draft_tokens), the last with the anchor, as SGLang counts it.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,9 @@ PLAIN = "plain"
 CHAIN = "eagle-chain"
 TREE = "eagle-tree"
 TETRIS = "tetris"
-ARM_NAMES = (PLAIN, CHAIN, TREE, TETRIS)
+# TETRIS whose draft scores the whole vocabulary: what the hot-token map buys.
+TETRIS_ALL_TOKENS = "tetris-all-tokens"
+ARM_NAMES = (PLAIN, CHAIN, TREE, TETRIS, TETRIS_ALL_TOKENS)
 
 # 20,000 tokens of this model are 0.5 GB; more would only delay the start. The fraction
 # is a bound above that: SGLang refuses to start if memory that other programs take
@@ -73,7 +75,7 @@ def make_arm(
         models: where target, drafts and hot-token map lie.
         dtype: always given, because SGLang turns a float32 model into float16.
         draft: one of `DRAFTS`; the fixed shapes use the same one.
-        tetris_shape, tetris_budget: for the TETRIS arm only.
+        tetris_shape, tetris_budget: for the TETRIS arms only.
 
     Raises:
         ValueError: an unknown name or draft.
@@ -86,10 +88,9 @@ def make_arm(
     if name == PLAIN:
         return Arm(name=name, label="no speculation", flags=flags)
     path = models.eagle if draft == "eagle" else models.standalone
-    flags += (
-        *("--speculative-draft-model-path", str(path)),
-        *("--speculative-token-map", str(models.hot_tokens)),
-    )
+    flags += ("--speculative-draft-model-path", str(path))
+    if name != TETRIS_ALL_TOKENS:
+        flags += ("--speculative-token-map", str(models.hot_tokens))
     stock = "EAGLE" if draft == "eagle" else "STANDALONE"
     if name == CHAIN:
         label = f"SGLang {stock}, chain of {CHAIN_SHAPE.num_steps}"
@@ -99,6 +100,7 @@ def make_arm(
         shape, algorithm = TREE_SHAPE, stock
     else:
         label = f"TETRIS, budget {tetris_budget}"
+        label += ", all tokens" if name == TETRIS_ALL_TOKENS else ""
         shape, algorithm = tetris_shape, "TETRIS"
         flags += ("--tetris-budget", tetris_budget)
     flags += ("--speculative-algorithm", algorithm, *shape.flags())

@@ -112,7 +112,8 @@ def start_server(
     port = free_port()
     log_path = log_dir / f"server-{port}.log"
     command = [
-        *(sys.executable, "-m", "sglang.launch_server"),
+        # `python -m sglang.launch_server` is what demo, README and benchmark run.
+        *(str(Path(sys.executable).with_name("sglang")), "serve"),
         *("--model-path", str(model_path)),
         *("--port", str(port)),
         *BASE_FLAGS,

@@ -86,6 +86,11 @@ def test_the_drafts_memory_is_reported(server: Server) -> None:
     assert f"the room of {memory['target_tokens']} tokens" in server.log()
 
 
+def test_whole_steps_are_warmed_up(server: Server) -> None:
+    """By the worker itself: an `Engine` sends no warm-up request as a server does."""
+    assert "samplers, and steps of 1, 2, 5 requests." in server.log()
+
+
 def test_a_bad_budget_is_rejected_and_changes_nothing(server: Server) -> None:
     with pytest.raises(RuntimeError, match=r": 400 .*lots"):
         server.post("/tetris/budget", {"draft_budget": "lots"})

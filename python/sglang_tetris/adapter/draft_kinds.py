@@ -22,6 +22,8 @@ from sglang_tetris.adapter.slots import restored
 class EagleTreeDrafter(TreeDrafter, EagleDraftWorker):
     """An EAGLE or EAGLE3 head: reads the target's hidden states, runs shifted."""
 
+    # Which of its hidden states the target returns, and each draft step.
+    target_capture_mode = CaptureHiddenMode.FULL
     step_capture_mode = CaptureHiddenMode.LAST
 
     def extend_prompt(
@@ -47,6 +49,7 @@ class StandaloneTreeDrafter(TreeDrafter, StandaloneDraftWorker):
     """A draft model of its own: runs unshifted over the same tokens as the target."""
 
     lead = 1
+    target_capture_mode = CaptureHiddenMode.NULL
     step_capture_mode = CaptureHiddenMode.NULL
 
     def init_lm_head(self) -> None:

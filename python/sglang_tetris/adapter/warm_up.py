@@ -1,31 +1,123 @@
 """Runs at start-up what the first request would otherwise wait for.
 
-Covers the compiled functions of the core and every kind of sampling: greedy,
-multinomial, top-k / top-p / min-p, seeded, penalties, bias. The forwards of the target
-and the draft are warmed by SGLang's own warm-up request.
+Covers the compiled functions of the core, every kind of sampling (greedy, multinomial,
+top-k / top-p / min-p, seeded, penalties, bias), and whole steps: a prompt step and a
+round with drafts, through the same worker methods as a request's. SGLang's own warm-up
+request cannot do the last: an `Engine` sends none, and a budget of 0 drafts nothing.
 """
 
 import logging
 import time
+from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.runtime_context import get_exec
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+from sglang.srt.runtime_context import get_exec, get_model
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_tetris import core
+from sglang_tetris.adapter.budgets import BudgetHolder
+from sglang_tetris.adapter.reporting import RoundReporter
+from sglang_tetris.core.config import BudgetSpec
 
 logger = logging.getLogger(__name__)
 
 # One row and several: the two shapes a shape-specialising compiler tells apart.
 _BATCH_SIZES = (1, 2, 5)
+_PROMPT_LEN = 4
 
 
-def warm_up(runner: Any, device: str) -> None:
-    """Compile the core's functions and run each sampler kind once per shape."""
+def warm_up(worker: Any) -> None:
+    """Compile and run, for one row and for several, all that requests will need."""
     begin = time.perf_counter()
     core.warm_up()
+    _warm_up_samplers(worker.target_worker.model_runner, worker.device)
+    # Whatever the budget is now: it can be raised while the server runs.
+    configured, worker.budget = worker.budget, BudgetHolder(BudgetSpec("mean", 2))
+    sizes = [rows for rows in _BATCH_SIZES if _warm_up_steps(worker, rows)]
+    worker.budget, worker.reporter = configured, RoundReporter()
+    logger.info(
+        "TETRIS: warmed up in %.1f s: samplers, and steps of %s requests.",
+        time.perf_counter() - begin,
+        ", ".join(map(str, sizes)) or "no",
+    )
+
+
+def _warm_up_steps(worker: Any, rows: int) -> bool:
+    """Run a prompt step and a round on slots that are given back; False if it cannot.
+
+    That is where the pools are too small, or the weights still arrive in the
+    background. Nothing else may hold a slot yet.
+    """
+    pool, allocator = worker.target_worker.get_memory_pool()
+    slots = _PROMPT_LEN + get_alloc_reserve_per_decode() + 2 * worker.page_size
+    fits = rows <= pool.size and rows * slots <= allocator.available_size()
+    if not fits or get_model().is_startup_weight_load_overlap:
+        return False
+    batch = _prompts(worker, pool, allocator, rows)
+    try:
+        batch.prepare_for_extend()
+        batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device)
+        batch.spec_info = worker.forward_batch_generation(batch).next_draft_input
+        batch.prepare_for_decode()
+        worker.forward_batch_generation(batch)
+    finally:
+        pool.clear()
+        allocator.clear()
+    return True
+
+
+def _prompts(worker: Any, pool: Any, allocator: Any, rows: int) -> ScheduleBatch:
+    params = SamplingParams(temperature=0, max_new_tokens=2 * worker.max_drafts + 2)
+    params.normalize(None)
+    model_config = worker.target_worker.model_runner.model_config
+    reqs = []
+    for row in range(rows):
+        req = Req(f"warm-up-{row}", "", array("q", [0] * _PROMPT_LEN), params)
+        req.full_untruncated_fill_ids = req.origin_input_ids
+        req.extend_end = _PROMPT_LEN
+        req.logprob_start_len = -1
+        reqs.append(req)
+    return ScheduleBatch.init_new(
+        reqs=reqs,
+        req_to_token_pool=pool,
+        token_to_kv_pool_allocator=allocator,
+        tree_cache=_NoCache(
+            page_size=worker.page_size,
+            device=pool.device,
+            token_to_kv_pool_allocator=allocator,
+        ),
+        model_config=model_config,
+        enable_overlap=False,
+        spec_algorithm=worker.speculative_algorithm,
+    )
+
+
+class _NoCache(SimpleNamespace):
+    """As much of a prefix cache as allocating slots asks for."""
+
+    def supports_swa(self) -> bool:
+        return False
+
+    def supports_mamba(self) -> bool:
+        return False
+
+    def supports_prefix_sharing(self) -> bool:
+        return True
+
+    def evict(self, _: Any) -> None:
+        """There is nothing to evict."""
+
+    def maybe_hand_to_session(self, _: Any) -> None:
+        """There are no sessions."""
+
+
+def _warm_up_samplers(runner: Any, device: str) -> None:
     vocab = runner.model_config.vocab_size
     for rows in _BATCH_SIZES:
         for kind in _kinds():
@@ -35,7 +127,6 @@ def warm_up(runner: Any, device: str) -> None:
             output = LogitsProcessorOutput(next_token_logits=logits)
             positions = torch.arange(rows, device=device)
             runner.sampler(output, info, False, [], [], positions)
-    logger.info("TETRIS: warmed up in %.1f s.", time.perf_counter() - begin)
 
 
 def _kinds() -> list[dict[str, Any]]:

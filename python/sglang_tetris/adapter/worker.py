@@ -19,17 +19,13 @@ from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.scheduler_components.output_streamer import (
     SchedulerOutputStreamer,
 )
-from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
-    ForwardBatch,
-    ForwardMode,
-)
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_device, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import draft_tp_context, get_plan_stream
+from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_tetris.adapter import options
 from sglang_tetris.adapter.budgets import BudgetHolder, draft_caps_host, own_limit
@@ -74,14 +70,11 @@ class TetrisWorker(EAGLEWorkerV2):
         self._hosts_draft = True
         self.enable_dp_spec_prefill_coordination = False
         self.adaptive_controller = None
-        self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
 
         standalone = self.speculative_algorithm.is_standalone()
         drafter = StandaloneTreeDrafter if standalone else EagleTreeDrafter
         self._draft_worker = drafter(server_args, gpu_id, nccl_port, target_worker)
-        self._capture_mode = (
-            CaptureHiddenMode.NULL if standalone else CaptureHiddenMode.FULL
-        )
+        self._capture_mode = drafter.target_capture_mode
         # Ask the streamer, made after the worker, for our entry in meta_info.
         SchedulerOutputStreamer.has_additional_customized_info = True
         runner = target_worker.model_runner
@@ -97,7 +90,7 @@ class TetrisWorker(EAGLEWorkerV2):
         super().init_cuda_graphs()
         from sglang_tetris.adapter.warm_up import warm_up
 
-        warm_up(self._target_worker.model_runner, self.device)
+        warm_up(self)
         self._draft_memory = draft_memory(
             self._target_worker.model_runner, self._draft_worker.draft_runner
         )

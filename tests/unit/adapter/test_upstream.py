@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("sglang", reason="the adapter needs SGLang")
 
 from sglang_tetris.adapter import hooks, upstream
-from sglang_tetris.adapter.cpu_device.hooks import REPLACEMENTS, WRAPPERS
+from sglang_tetris.adapter.cpu_device.hooks import FOLLOWERS, REPLACEMENTS, WRAPPERS
 
 
 def test_the_installed_sglang_fits() -> None:
@@ -23,7 +23,8 @@ def test_a_changed_signature_and_a_missing_symbol_are_reported() -> None:
 
 
 def test_every_hook_is_on_the_list() -> None:
-    targets = {target for target, _, _ in hooks.HOOKS} | {*REPLACEMENTS, *WRAPPERS}
+    targets = {target for target, _, _ in hooks.HOOKS}
+    targets |= {*REPLACEMENTS, *WRAPPERS, *FOLLOWERS}
     assert targets <= set(upstream.expected_symbols())
 
 

@@ -144,7 +144,7 @@ def write_plot(result: dict, path: Path) -> None:
     axes.set_xticks(range(len(concurrencies)), [str(c) for c in concurrencies])
     axes.set_xlabel("concurrent requests")
     axes.set_ylabel("tokens/s, relative to no speculation")
-    figure.legend(fontsize="small", frameon=False, ncols=4, loc="outside upper center")
+    figure.legend(fontsize="small", frameon=False, ncols=3, loc="outside upper center")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

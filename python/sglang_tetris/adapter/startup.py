@@ -41,6 +41,9 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("speculative_draft_window_size", (None,), "--speculative-draft-window-size"),
     ("speculative_draft_sink_size", (None,), "--speculative-draft-sink-size"),
     ("attn_cp_size", (1,), "context parallelism"),
+    # SGLang loads no plugins in their processes, which then know no TETRIS.
+    ("tokenizer_worker_num", (1,), "tokenizer workers (--tokenizer-worker-num)"),
+    ("use_ray", (False,), "Ray (--use-ray)"),
 )
 _REPLACED: tuple[tuple[str, Any, str], ...] = (
     ("speculative_use_rejection_sampling", False, "--tetris-verify"),

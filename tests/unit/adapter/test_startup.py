@@ -75,6 +75,8 @@ REFUSED = [
     ({"speculative_draft_window_size": 8}, "window"),
     ({"speculative_draft_sink_size": 4}, "sink"),
     ({"attn_cp_size": 2}, "context parallelism"),
+    ({"tokenizer_worker_num": 2}, "tokenizer workers"),
+    ({"use_ray": True}, "Ray"),
     ({"speculative_use_rejection_sampling": True}, "--tetris-verify"),
     ({"speculative_use_block_verification": True}, "--tetris-verify"),
     ({"speculative_accept_threshold_single": 0.5}, "exact"),

@@ -1,9 +1,10 @@
 """Start a server's processes as copies of the launcher.
 
-SGLang spawns them, and each imports SGLang and all its packages again: on a small
-machine about half of the time that a start takes. SGLang's own launcher holds nothing
-but these imports by then, so its children can be forked from it. A program that uses
-`sglang.Engine` may hold threads and locks of its own: there SGLang's choice stays.
+SGLang spawns them, and each imports SGLang and all its packages again: on two cores
+two fifths of the time that a start takes (`benchmark/serving/start_up.py`). SGLang's
+own launcher holds nothing but these imports by then, so its children can be forked from
+it. A program that uses `sglang.Engine` may hold threads and locks of its own: there
+SGLang's choice stays.
 """
 
 import gc

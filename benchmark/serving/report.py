@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 BASELINE = "plain"
+SUBJECT = "tetris"
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
@@ -69,6 +70,30 @@ def _spread(values: Iterable[float]) -> dict[str, float]:
     return {"median": median, "min": found[0], "max": found[-1]}
 
 
+def compare_subject(runs: Sequence[dict]) -> dict[str, dict[int, float]]:
+    """Return TETRIS's tokens/s over each other arm's: label -> concurrency -> ratio.
+
+    Each the median over rounds of the two arms' ratio in the same round; empty without
+    a run of TETRIS.
+    """
+    speed = {
+        (run["round"], run["concurrency"]): run["output_throughput"]
+        for run in runs
+        if run["arm"] == SUBJECT
+    }
+    ratios: dict[str, dict[int, list[float]]] = {}
+    for run in runs:
+        place = (run["round"], run["concurrency"])
+        if run["arm"] not in (SUBJECT, BASELINE) and place in speed:
+            found = ratios.setdefault(run["label"], {})
+            ratio = speed[place] / run["output_throughput"]
+            found.setdefault(run["concurrency"], []).append(ratio)
+    return {
+        label: {at: statistics.median(found[at]) for at in sorted(found)}
+        for label, found in ratios.items()
+    }
+
+
 def table_rows(summary: Sequence[dict]) -> tuple[list[str], list[list[str]]]:
     """Return (header, rows): one row per arm, two columns per concurrency."""
     concurrencies = sorted({entry["concurrency"] for entry in summary})
@@ -100,12 +125,22 @@ def to_markdown(result: dict) -> str:
     header, rows = table_rows(result["summary"])
     lines = [f"| {' | '.join(header)} |", "|" + "---|" + "---:|" * (len(header) - 1)]
     lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += [
+        "",
+        *(
+            f"- TETRIS over {label}, in the same round: "
+            + ", ".join(f"{ratio:.2f} @{at}" for at, ratio in ratios.items())
+            + "."
+            for label, ratios in compare_subject(result["runs"]).items()
+        ),
+    ]
     machine, settings = result["provenance"]["machine"], result["settings"]
     device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
     lines += [
         "",
         f"{device}; SmolLM2-135M-Instruct, {settings['dtype']}, "
         f"{settings['draft']} draft; {settings['output_len']} tokens per answer, "
+        f"{' / '.join(map(str, settings['num_prompts']))} "
         f"chat, code, maths and text prompts; ratio to no speculation: median "
         f"[smallest, largest] of {settings['rounds']} rounds; sglang "
         f"{result['provenance']['versions']['sglang']}, "

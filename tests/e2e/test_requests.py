@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e import models
@@ -88,7 +89,17 @@ def test_the_drafts_memory_is_reported(server: Server) -> None:
 
 def test_whole_steps_are_warmed_up(server: Server) -> None:
     """By the worker itself: an `Engine` sends no warm-up request as a server does."""
-    assert "samplers, and steps of 1, 2, 5 requests." in server.log()
+    # Two drafts for each of the 1 + 2 + 5 requests.
+    warmed_up = "samplers, steps of 1, 2, 5 requests with 16 drafts."
+    assert warmed_up in server.log()
+
+
+def test_the_launcher_forked_its_processes(server: Server) -> None:
+    """A process that spawns others keeps a resource tracker beside them."""
+    children = psutil.Process(server.process.pid).children()
+    commands = [" ".join(child.cmdline()) for child in children]
+    assert any("sglang::scheduler" in command for command in commands)
+    assert not any("resource_tracker" in command for command in commands)
 
 
 def test_a_bad_budget_is_rejected_and_changes_nothing(server: Server) -> None:

@@ -40,12 +40,14 @@ def warm_up(worker: Any) -> None:
     # Whatever the budget is now: it can be raised while the server runs.
     configured, worker.budget = worker.budget, BudgetHolder(BudgetSpec("mean", 2))
     sizes = [rows for rows in _BATCH_SIZES if _warm_up_steps(worker, rows)]
-    worker.budget, worker.reporter = configured, RoundReporter()
     logger.info(
-        "TETRIS: warmed up in %.1f s: samplers, and steps of %s requests.",
+        "TETRIS: warmed up in %.1f s: samplers, steps of %s requests with %d drafts.",
         time.perf_counter() - begin,
         ", ".join(map(str, sizes)) or "no",
+        worker.reporter.totals.num_verify_drafts,
     )
+    # The users' own budget, and nothing counted yet.
+    worker.budget, worker.reporter = configured, RoundReporter()
 
 
 def _warm_up_steps(worker: Any, rows: int) -> bool:

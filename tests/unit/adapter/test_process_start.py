@@ -40,24 +40,33 @@ SPAWNED = "0 spawn True"
 
 
 def run(folder: Path, name: str, *arguments: str, **environment: str) -> str:
-    program = folder / name
+    """Run PROGRAM as the file `name`, or as a module where that has dots."""
+    program = folder / name.replace(".", "/")
+    if "." in name:
+        program = program.with_suffix(".py")
+        program.parent.mkdir()
+        # A package of this name, before the real one.
+        (program.parent / "__init__.py").touch()
     program.write_text(PROGRAM)
+    command = ["-m", name] if "." in name else [str(program)]
     done = subprocess.run(
-        [sys.executable, str(program), *arguments],
+        [sys.executable, *command, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
+        cwd=folder,
         env={"PATH": "", **environment},
     )
-    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+    return done.stdout.strip() or done.stderr.strip()
 
 
-def test_the_launchers_children_are_copies_that_spawn_theirs(tmp_path):
-    assert run(tmp_path, "sglang") == FORKED
+@pytest.mark.parametrize("name", ["sglang", "sglang.launch_server"])
+def test_the_launchers_children_are_copies_that_spawn_theirs(tmp_path, name):
+    assert run(tmp_path, name) == FORKED
 
 
 def test_a_program_that_uses_the_engine_spawns(tmp_path):
-    assert run(tmp_path, "program.py") == SPAWNED
+    assert run(tmp_path, "program") == SPAWNED
 
 
 @pytest.mark.parametrize("reason", ["thread", "numa"])
@@ -73,5 +82,5 @@ def test_the_user_can_choose_spawn(tmp_path):
 def test_an_unknown_method_is_refused_in_one_sentence(tmp_path):
     setting = {"SGLANG_TETRIS_START_METHOD": "thread"}
     assert run(tmp_path, "sglang", **setting) == (
-        "ValueError: SGLANG_TETRIS_START_METHOD=thread: choose from fork, spawn"
+        "sglang: error: SGLANG_TETRIS_START_METHOD=thread: choose fork or spawn"
     )

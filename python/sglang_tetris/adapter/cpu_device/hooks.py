@@ -71,6 +71,7 @@ WRAPPERS = {
     f"{_FACTORY}.create_draft_extend_backend": create_draft_extend_backend,
 }
 
+# Called after SGLang's own function, with its result and its arguments.
 FOLLOWERS = {
     "sglang.srt.entrypoints.engine._set_envs_and_config": choose_start_method,
 }

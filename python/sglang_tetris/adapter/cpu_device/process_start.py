@@ -31,12 +31,15 @@ def choose_start_method(_: Any, server_args: Any) -> None:
     An after-hook of the function in which SGLang sets "spawn".
 
     Raises:
-        ValueError: the user chose a method that is not one of the two.
+        SystemExit: the user chose a method that is not one of the two.
     """
+    if not _is_server_program():
+        return
     method = os.environ.get(START_METHOD, _METHODS[0])
     if method not in _METHODS:
-        raise ValueError(f"{START_METHOD}={method}: choose from {', '.join(_METHODS)}")
-    if method == "spawn" or not _may_fork(server_args):
+        choices = " or ".join(_METHODS)
+        raise SystemExit(f"sglang: error: {START_METHOD}={method}: choose {choices}")
+    if method == "spawn" or not _is_safe(server_args):
         return
     os.register_at_fork(after_in_child=_undo_inherited_settings)
     # A collection writes to every object it looks at, which would copy every page.
@@ -44,11 +47,10 @@ def choose_start_method(_: Any, server_args: Any) -> None:
     multiprocessing.set_start_method("fork", force=True)
 
 
-def _may_fork(server_args: Any) -> bool:
+def _is_safe(server_args: Any) -> bool:
     return (
-        _is_server_program()
         # A lock that another thread holds would stay locked in the child for ever.
-        and threading.active_count() == 1
+        threading.active_count() == 1
         # SGLang binds a spawned process by starting it through numactl.
         and server_args.numa_node is None
     )

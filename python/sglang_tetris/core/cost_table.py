@@ -1,8 +1,18 @@
-"""What a verify step costs, as a function of its size.
+"""What a step costs, as a function of its size.
 
     step_time_s(n, b, kv) = curve(bucket(n)) + per_request_s * b + per_kv_token_s * kv
 
 n = total_verify_tokens (anchors included), b = batch_size, kv = total_kv_tokens.
+A table's own curve is that of the target's verify forward. `phases` holds a table of
+the same form for each other part of a round, n then being that part's rows:
+
+    decode              the target's plain decode forward, one row per request
+    draft_step          one forward of the draft: topk rows per drafting request
+    draft_extend        the draft over what was emitted: a row per token
+    sample_greedy, sample_multinomial, sample_sorted
+                        choosing tokens: a row per row sampled
+    outside             what SGLang does between two steps: a row per request
+
 `curve` is piecewise linear through the knots and never falls; beyond the last knot it
 goes on with its last slope, before the first it stays level. `bucket(n)` is the
 smallest of `bucket_edges` that holds n (a captured graph runs at its own size), and n
@@ -14,7 +24,7 @@ Not decided here: what to do about the price (core.budget).
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -22,6 +32,11 @@ import numpy.typing as npt
 
 from sglang_tetris.core.errors import check_count
 from sglang_tetris.core.robust_fit import robust_nonnegative
+
+PHASES = (
+    *("decode", "draft_step", "draft_extend"),
+    *("sample_greedy", "sample_multinomial", "sample_sorted", "outside"),
+)
 
 _FORMAT = "sglang_tetris.cost_table/1"
 _SHORTEST_S = 1e-9
@@ -46,6 +61,8 @@ class CostTable:
     per_request_s   seconds per request in the batch, >= 0
     per_kv_token_s  seconds per token in the KV cache, >= 0
     bucket_edges    strictly increasing token counts of captured graphs, or empty
+    phases          tables of the round's other parts by name, see the module; any of
+                    `PHASES` may be missing
 
     Raises ValueError naming the field and its value.
     """
@@ -55,6 +72,7 @@ class CostTable:
     per_request_s: float = 0.0
     per_kv_token_s: float = 0.0
     bucket_edges: tuple[int, ...] = ()
+    phases: Mapping[str, "CostTable"] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_increasing("token_knots", self.token_knots)
@@ -75,6 +93,13 @@ class CostTable:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be finite and at least 0, got {value}")
+        for name, phase in self.phases.items():
+            if name not in PHASES:
+                raise ValueError(f"phases must be among {PHASES}, got {name!r}")
+            if not isinstance(phase, CostTable) or phase.phases:
+                raise ValueError(
+                    f"phases must hold tables without phases, got {phase!r} for {name}"
+                )
 
     def step_time_s(
         self, *, total_verify_tokens: int, batch_size: int, total_kv_tokens: int
@@ -91,11 +116,11 @@ class CostTable:
     def step_times_s(
         self,
         *,
-        total_verify_tokens: npt.NDArray[np.int64],
+        total_verify_tokens: npt.NDArray[np.int64] | npt.NDArray[np.float64],
         batch_size: int,
         total_kv_tokens: int,
     ) -> npt.NDArray[np.float64]:
-        """`step_time_s` of many token counts at once, all >= 0."""
+        """`step_time_s` of many token counts at once, all >= 0; means may be real."""
         check_count("batch_size", batch_size)
         check_count("total_kv_tokens", total_kv_tokens)
         tokens = _bucketed(total_verify_tokens, self.bucket_edges)
@@ -113,27 +138,46 @@ class CostTable:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a table from JSON text; ValueError for anything that is not one."""
+        """Read a table from JSON text; ValueError for anything that is not one.
+
+        A "provenance" beside the table's own keys is left alone.
+        """
         try:
             fields = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"cost table is not valid JSON: {error}") from None
         if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
             raise ValueError(f'cost table must be a JSON object of format "{_FORMAT}"')
+        fields.pop("provenance", None)
+        phases = fields.pop("phases", {})
+        if not isinstance(phases, dict):
+            raise ValueError(f"cost table's phases must be an object, got {phases!r}")
+        return cls._from_fields(
+            fields, {name: cls._from_fields(part, {}) for name, part in phases.items()}
+        )
+
+    @classmethod
+    def _from_fields(cls, fields: object, phases: Mapping[str, "CostTable"]) -> Self:
+        if not isinstance(fields, dict):
+            raise ValueError(f"cost table must hold JSON objects, got {fields!r}")
+        left = dict(fields)
+        if left.get("phases") == {}:
+            del left["phases"]
         try:
             table = cls(
-                token_knots=tuple(int(x) for x in fields.pop("token_knots")),
-                knot_times_s=tuple(float(x) for x in fields.pop("knot_times_s")),
-                per_request_s=float(fields.pop("per_request_s")),
-                per_kv_token_s=float(fields.pop("per_kv_token_s")),
-                bucket_edges=tuple(int(x) for x in fields.pop("bucket_edges")),
+                token_knots=tuple(int(x) for x in left.pop("token_knots")),
+                knot_times_s=tuple(float(x) for x in left.pop("knot_times_s")),
+                per_request_s=float(left.pop("per_request_s")),
+                per_kv_token_s=float(left.pop("per_kv_token_s")),
+                bucket_edges=tuple(int(x) for x in left.pop("bucket_edges")),
+                phases=phases,
             )
         except KeyError as error:
             raise ValueError(f"cost table lacks the key {error}") from None
         except TypeError as error:
             raise ValueError(f"cost table has a value of wrong type: {error}") from None
-        if fields:
-            raise ValueError(f"cost table has unknown keys {sorted(fields)}")
+        if left:
+            raise ValueError(f"cost table has unknown keys {sorted(left)}")
         return table
 
     @classmethod
@@ -188,8 +232,8 @@ class CostTable:
 
 
 def _bucketed(
-    tokens: npt.NDArray[np.int64], edges: tuple[int, ...]
-) -> npt.NDArray[np.int64]:
+    tokens: npt.NDArray[np.int64] | npt.NDArray[np.float64], edges: tuple[int, ...]
+) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
     if not edges:
         return tokens
     table = np.array(edges, np.int64)

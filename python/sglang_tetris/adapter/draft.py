@@ -18,7 +18,8 @@ so the first drafted token goes to position n for EAGLE and n + 1 for a standalo
 (`lead`). Stock SGLang shifts a standalone draft as if it were an EAGLE head.
 
 The draft's attention reads each branch's slots as one line of ancestors. When a branch
-continues another branch's node, that line is copied first (`_follow_parents`).
+continues another branch's node, that line is copied first (`_follow_parents`). Requests
+whose draft KV lacks something are caught up before they draft (draft_coverage.py).
 """
 
 from typing import Any
@@ -31,6 +32,8 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
+from sglang_tetris.adapter.draft_coverage import DraftCoverage
+from sglang_tetris.adapter.draft_rows import put_rows, rows_of
 from sglang_tetris.adapter.slots import flat_slots, restored
 from sglang_tetris.adapter.verify_input import TetrisDraftExtendInput
 from sglang_tetris.core import DraftTrees
@@ -45,24 +48,54 @@ class TreeDrafter:
     """
 
     lead = 0
+    coverage: DraftCoverage
 
-    def draft_trees(self, batch: Any) -> DraftTrees:
-        """Draft one tree per request of the batch, from `batch.spec_info`."""
+    def catch_up(self, batch: Any, rows: list[int]) -> int:
+        """Run what these requests lack through the draft, so that they can draft.
+
+        rows are places in the batch. Sets level 0 of their trees in `batch.spec_info`;
+        returns the number of tokens that went through.
+        """
+        lens, pool_rows = batch.seq_lens_cpu.tolist(), batch.req_pool_indices_cpu
+        pool_rows = pool_rows.tolist()
+        rows = [r for r in rows if not self.coverage.is_current(pool_rows[r], lens[r])]
+        if not rows:
+            return 0
+        lacking = [pool_rows[row] for row in rows]
+        seq_lens = [lens[row] for row in rows]
+        entries = self.coverage.take(lacking, seq_lens)
+        part = rows_of(batch, rows)
+        part.seq_lens_cpu = torch.tensor(entries.first, dtype=part.seq_lens_cpu.dtype)
+        part.seq_lens = part.seq_lens_cpu.to(batch.seq_lens)
+        part.seq_lens_sum = sum(entries.first)
+        device = batch.seq_lens.device
+        fresh = self.extend(
+            part,
+            entries.tokens,
+            torch.tensor(entries.lens, dtype=torch.int32, device=device),
+            entries.lens,
+            entries.hidden,
+        )
+        put_rows(batch.spec_info, rows, fresh)
+        self.coverage.cover(lacking, seq_lens)
+        return sum(entries.lens)
+
+    def draft_trees(self, batch: Any, depth: int) -> DraftTrees:
+        """Draft a tree of `depth` levels per request, from `batch.spec_info`."""
         state: EagleDraftInput = batch.spec_info
         probs, tokens = state.topk_p, state.topk_index
         bs, topk = tokens.shape
         level_parents = torch.full_like(tokens, -1)
         token_levels, prob_levels = [tokens], [probs]
         parent_levels = [level_parents]
-        steps = self.speculative_num_steps
-        if steps > 1:
+        if depth > 1:
             with restored(batch):
                 forward_batch, slots = self._begin(batch, state)
                 frontier = torch.arange(topk, device=tokens.device).expand(bs, topk)
                 survival, hidden, begin = probs, state.hidden_states, 0
                 if hidden is not None:
                     hidden = hidden.repeat_interleave(topk, dim=0)
-                for step in range(steps - 1):
+                for step in range(depth - 1):
                     chosen = token_levels[-1].gather(1, frontier)
                     probs, tokens, hidden = self._forward_step(
                         forward_batch, step, chosen.flatten(), slots[step], hidden
@@ -74,7 +107,7 @@ class TreeDrafter:
                     parent_levels.append(parents)
                     scores = survival.repeat_interleave(topk, 1) * prob_levels[-1]
                     survival, frontier = scores.topk(topk, dim=1)
-                    if topk > 1 and step < steps - 2:
+                    if topk > 1 and step < depth - 2:
                         branch = frontier // topk
                         self._follow_parents(branch, slots, step)
                         if hidden is not None:
@@ -89,7 +122,7 @@ class TreeDrafter:
             num_nodes=torch.full(
                 (bs,), sum(t.shape[1] for t in token_levels), device=tokens.device
             ),
-            max_depth=steps,
+            max_depth=depth,
         )
 
     def _begin(self, batch: Any, state: Any) -> tuple[ForwardBatch, torch.Tensor]:
@@ -167,7 +200,7 @@ class TreeDrafter:
                 # Indexing gathers before it writes, so overlapping moves are safe.
                 buffer[target] = buffer[source]
 
-    def extend_accepted(
+    def extend(
         self,
         batch: Any,
         tokens: torch.Tensor,
@@ -175,9 +208,9 @@ class TreeDrafter:
         lens_host: list[int],
         hidden: torch.Tensor | None,
     ) -> EagleDraftInput:
-        """Run the draft over the tokens a round emitted; return the next round's state.
+        """Run the draft over new tokens; return the next round's state.
 
-        tokens  [sum(lens)] int64, each request's emitted tokens, bonus token last
+        tokens  [sum(lens)] int64, each request's tokens, its bonus token last
         lens    [bs] int32, how many each (>= 1); lens_host the same for the host
         hidden  [sum(lens), hidden], the target's at the rows that chose them, or None
 
@@ -220,6 +253,7 @@ class TreeDrafter:
             self.draft_runner.attn_backend.init_forward_metadata(forward_batch)
             forward_batch.mark_forward_metadata_ready()
             out = self.draft_runner.forward(forward_batch).logits_output
+            self.coverage.wrote(batch.out_cache_loc)
         probs, index = self._most_likely(out.next_token_logits)
         return EagleDraftInput(
             topk_p=probs,
@@ -235,15 +269,3 @@ def advance(batch: Any, tokens: int) -> None:
         batch.seq_lens = batch.seq_lens + tokens
         batch.seq_lens_cpu = batch.seq_lens_cpu + tokens
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
-
-
-def no_drafts(bs: int, device: str) -> DraftTrees:
-    """Return trees without a node, for a step in which nothing could be verified."""
-    empty = torch.empty((bs, 0), dtype=torch.int64, device=device)
-    return DraftTrees(
-        tokens=empty,
-        parents=empty.clone(),
-        accept_probs=torch.empty((bs, 0), device=device),
-        num_nodes=torch.zeros(bs, dtype=torch.int64, device=device),
-        max_depth=0,
-    )

@@ -16,6 +16,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 
 from sglang_tetris.adapter.draft import TreeDrafter
+from sglang_tetris.adapter.draft_rows import blank_state
 from sglang_tetris.adapter.slots import restored
 
 
@@ -40,9 +41,6 @@ class EagleTreeDrafter(TreeDrafter, EagleDraftWorker):
         if self.hot_token_id is not None:
             state.topk_index = self.hot_token_id[state.topk_index]
         return state
-
-    def complete_state(self, batch: Any) -> None:
-        """Nothing is pending: the prompt's pass has seen the first anchor."""
 
 
 class StandaloneTreeDrafter(TreeDrafter, StandaloneDraftWorker):
@@ -70,8 +68,7 @@ class StandaloneTreeDrafter(TreeDrafter, StandaloneDraftWorker):
     ) -> EagleDraftInput:
         """Run the draft over the same prompt part as the target.
 
-        The first anchor has no slot yet, so level 0 of the first tree is pending:
-        probability -1 marks it until `complete_state`.
+        The first anchor has no slot yet: the draft catches up on it when it drafts.
         """
         with restored(batch):
             forward_batch = ForwardBatch.init_new(
@@ -83,43 +80,4 @@ class StandaloneTreeDrafter(TreeDrafter, StandaloneDraftWorker):
             )
             forward_batch.return_logprob = False
             self.draft_runner.forward(forward_batch)
-        shape, device = (len(batch.seq_lens), self.topk), batch.seq_lens.device
-        return EagleDraftInput(
-            topk_p=torch.full(shape, -1.0, device=device),
-            topk_index=torch.zeros(shape, dtype=torch.int64, device=device),
-            bonus_tokens=target.next_token_ids,
-            num_tokens_per_req=1,
-            num_tokens_for_logprob_per_req=1,
-        )
-
-    def complete_state(self, batch: Any) -> None:
-        """Run pending anchors through the draft, so that level 0 is known for all."""
-        state: EagleDraftInput = batch.spec_info
-        pending = (state.topk_p[:, 0] < 0).nonzero().flatten()
-        if pending.numel() == 0:
-            return
-        part = _rows_of(batch, pending.tolist())
-        part.seq_lens = part.seq_lens - 1
-        part.seq_lens_cpu = part.seq_lens_cpu - 1
-        part.seq_lens_sum = int(part.seq_lens_cpu.sum())
-        anchors = state.bonus_tokens[pending].to(torch.int64)
-        ones = torch.ones(len(pending), dtype=torch.int32, device=anchors.device)
-        fresh = self.extend_accepted(part, anchors, ones, [1] * len(pending), None)
-        state.topk_p[pending] = fresh.topk_p
-        state.topk_index[pending] = fresh.topk_index
-
-
-def _rows_of(batch: Any, rows: list[int]) -> Any:
-    """Return a shallow copy of the batch with only these requests, for one forward."""
-    part = copy.copy(batch)
-    index = torch.tensor(rows, device=batch.seq_lens.device)
-    part.reqs = [batch.reqs[row] for row in rows]
-    part.seq_lens = batch.seq_lens[index]
-    part.seq_lens_cpu = batch.seq_lens_cpu[rows]
-    part.seq_lens_sum = int(part.seq_lens_cpu.sum())
-    part.req_pool_indices = batch.req_pool_indices[index]
-    if batch.orig_seq_lens is not None:
-        part.orig_seq_lens = batch.orig_seq_lens[index]
-    if batch.multimodal_inputs is not None:
-        part.multimodal_inputs = [batch.multimodal_inputs[row] for row in rows]
-    return part
+        return blank_state(target.next_token_ids, self.topk)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_tetris.adapter import control, options, reporting, startup
+from sglang_tetris.adapter import control, options, reporting, reserve, startup
 from sglang_tetris.core.config import parse_request_max_drafts
 from sglang_tetris.core.errors import TetrisConfigError
 
@@ -90,7 +90,7 @@ def update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str, Any]
             raise UpdateRejected(str(error)) from error
 
     def apply(key: str, value: Any) -> None:
-        worker.budget.use(control.from_number(key, value))
+        worker.planner.use(control.from_number(key, value))
 
     handler = _UpdateHandler(validate, apply)
     ours = {control.PER_STEP: handler, control.PER_REQUEST: handler}
@@ -178,6 +178,11 @@ def extra_context_len(extra: int) -> int:
     return max(extra, get_alloc_reserve_per_decode() + get_schedule().page_size)
 
 
+def alloc_reserve(full: int) -> int:
+    """Set aside for a round without drafts what plain decoding needs."""
+    return reserve.reserve_of(full)
+
+
 # (target, hook, how it is attached)
 HOOKS: tuple[tuple[str, Callable[..., Any], str], ...] = (
     (f"{_SERVER_ARGS}.add_cli_args", add_cli_args, "after"),
@@ -196,6 +201,7 @@ HOOKS: tuple[tuple[str, Callable[..., Any], str], ...] = (
     (f"{_TOKENIZER}._calculate_spec_decoding_metrics", spec_metrics, "after"),
     (f"{_METRICS}.report_decode_stats", report_decode_stats, "around"),
     (f"{_SIZING}.get_req_to_token_extra_context_len", extra_context_len, "after"),
+    (f"{_SIZING}.get_alloc_reserve_per_decode", alloc_reserve, "after"),
 )
 
 

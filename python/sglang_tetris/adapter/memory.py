@@ -9,13 +9,15 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-def draft_memory(target: Any, draft: Any) -> dict[str, int]:
+def draft_memory(target: Any, draft: Any, kept_bytes: int) -> dict[str, int]:
     """Return and log the memory that only the draft needs.
 
-    target and draft are SGLang's model runners.
+    target and draft are SGLang's model runners; kept_bytes is what is kept of texts
+    that were decoded without drafts.
 
     weight_bytes  the draft's weights without those that it shares with the target
     kv_bytes      its key/value pool
+    kept_bytes    as given
     target_tokens how many tokens more the target's pool could hold in both together
     """
     target_kv = _bytes(_kv_buffers(target.token_to_kv_pool))
@@ -25,17 +27,19 @@ def draft_memory(target: Any, draft: Any) -> dict[str, int]:
     weight_bytes = sum(weights.values())
     kv_bytes = _bytes(_kv_buffers(draft.token_to_kv_pool))
     per_token = target_kv / target.token_to_kv_pool.size
-    target_tokens = int((weight_bytes + kv_bytes) / per_token)
+    target_tokens = int((weight_bytes + kv_bytes + kept_bytes) / per_token)
     logger.info(
-        "TETRIS: the draft takes %.1f MiB of weights and %.1f MiB of KV, which is the "
-        "room of %d tokens in the target's pool.",
+        "TETRIS: the draft takes %.1f MiB of weights, %.1f MiB of KV and %.1f MiB of "
+        "kept hidden states, which is the room of %d tokens in the target's pool.",
         weight_bytes / 2**20,
         kv_bytes / 2**20,
+        kept_bytes / 2**20,
         target_tokens,
     )
     return {
         "weight_bytes": weight_bytes,
         "kv_bytes": kv_bytes,
+        "kept_bytes": kept_bytes,
         "target_tokens": target_tokens,
     }
 

@@ -38,24 +38,26 @@ class RoundReporter:
         self.totals = DraftCounters()
         self.num_steps = 0
         self._since_log = DraftCounters()
-        self._budget_text = ""
+        self._planner: Any = None
         self._draft_budget = 0
         self._metrics: _Metrics | None = None
 
     def record_round_host(
         self,
         reqs: list[Any],
-        budget_text: str,
+        planner: Any,
         draft_budget: int,
         max_drafts: list[int | None],
         counters: list[DraftCounters],
     ) -> None:
         """Add one round; each list has one entry per request.
 
-        budget_text is what the user wrote, draft_budget what it came to in this step.
+        planner is the budget as the user wrote it and the reasons for what it came to,
+        draft_budget what it came to in this step.
         """
         self.num_steps += 1
-        self._budget_text, self._draft_budget = budget_text, draft_budget
+        self._planner, self._draft_budget = planner, draft_budget
+        budget_text = str(planner)
         round_counts = DraftCounters()
         for req, limit, counts in zip(reqs, max_drafts, counters, strict=True):
             before = vars(req).get(_ATTRIBUTE, (DraftCounters(), None, None))[0]
@@ -90,7 +92,7 @@ class RoundReporter:
         if stats.is_stats_logging_rank:
             logger.info(
                 "TETRIS: #round: %d, proposed: %d, verified: %d, trimmed: %d, "
-                "correct: %d, accept len: %.2f, accept rate: %.2f, budget: %s = %d",
+                "correct: %d, accept len: %.2f, accept rate: %.2f, budget: %s = %d, %s",
                 counts.num_rounds,
                 counts.num_proposed_drafts,
                 counts.num_verify_drafts,
@@ -98,8 +100,9 @@ class RoundReporter:
                 counts.num_correct_drafts,
                 counts.accept_length,
                 counts.accept_rate,
-                self._budget_text,
+                self._planner,
                 self._draft_budget,
+                self._planner.why(),
             )
 
     def describe(self) -> dict[str, Any]:

@@ -133,10 +133,11 @@ def finish_server_args(server_args: Any) -> None:
             graphs, Phase.DECODE, backend=Backend.DISABLED
         )
         logger.info("TETRIS: rounds run eagerly, without CUDA graphs.")
-    if options.current().parsed().budget.mode == "auto":
-        logger.warning(
-            "TETRIS: --tetris-budget auto is a fixed budget of 1x for now: one draft "
-            "token per running request and step, spent across the whole batch."
+    kept = options.current().parsed().kept_tokens
+    if kept <= server_args.speculative_num_steps:
+        raise TetrisConfigError(
+            f"tetris-config.kept_tokens must be more than the draft's "
+            f"{server_args.speculative_num_steps} steps, got {kept}"
         )
 
 

@@ -21,7 +21,6 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_tetris import core
-from sglang_tetris.adapter.budgets import BudgetHolder
 from sglang_tetris.adapter.reporting import RoundReporter
 from sglang_tetris.core.config import BudgetSpec
 
@@ -32,14 +31,15 @@ _BATCH_SIZES = (1, 2, 5)
 _PROMPT_LEN = 4
 
 
-def warm_up(worker: Any) -> None:
+def warm_up(worker: Any, configured: BudgetSpec) -> None:
     """Compile and run, for one row and for several, all that requests will need."""
     begin = time.perf_counter()
     core.warm_up()
     _warm_up_samplers(worker.target_worker.model_runner, worker.device)
-    # Whatever the budget is now: it can be raised while the server runs.
-    configured, worker.budget = worker.budget, BudgetHolder(BudgetSpec("mean", 2))
-    sizes = [rows for rows in _BATCH_SIZES if _warm_up_steps(worker, rows)]
+    # Whatever the budget is now: it can be changed while the server runs.
+    for budget in (BudgetSpec("fixed", 0), BudgetSpec("mean", 2)):
+        worker.planner = worker.make_planner(budget)
+        sizes = [rows for rows in _BATCH_SIZES if _warm_up_steps(worker, rows)]
     logger.info(
         "TETRIS: warmed up in %.1f s: samplers, steps of %s requests with %d drafts.",
         time.perf_counter() - begin,
@@ -47,7 +47,7 @@ def warm_up(worker: Any) -> None:
         worker.reporter.totals.num_verify_drafts,
     )
     # The users' own budget, and nothing counted yet.
-    worker.budget, worker.reporter = configured, RoundReporter()
+    worker.planner, worker.reporter = worker.make_planner(configured), RoundReporter()
 
 
 def _warm_up_steps(worker: Any, rows: int) -> bool:

@@ -19,24 +19,29 @@ from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.scheduler_components.output_streamer import (
     SchedulerOutputStreamer,
 )
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.runtime_context import (
+    get_device,
+    get_parallel,
+    get_schedule,
+    get_spec,
+)
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
-from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_tetris.adapter import options
-from sglang_tetris.adapter.budgets import BudgetHolder, draft_caps_host, own_limit
-from sglang_tetris.adapter.draft import no_drafts
+from sglang_tetris.adapter.draft_coverage import make_coverage
 from sglang_tetris.adapter.draft_kinds import EagleTreeDrafter, StandaloneTreeDrafter
+from sglang_tetris.adapter.drafting import Drafting
 from sglang_tetris.adapter.memory import draft_memory
 from sglang_tetris.adapter.penalties import PenaltyState
+from sglang_tetris.adapter.rank_agreement import RankAgreement
 from sglang_tetris.adapter.reporting import RoundReporter
+from sglang_tetris.adapter.round_clock import RoundClock
+from sglang_tetris.adapter.round_planner import RoundPlanner
+from sglang_tetris.adapter.round_view import RoundView, view_of
 from sglang_tetris.adapter.sampling import MatchSampler
-from sglang_tetris.adapter.slots import flat_slots, restored
-from sglang_tetris.adapter.verify_input import TetrisVerifyInput
+from sglang_tetris.adapter.target_forward import TargetForward
 from sglang_tetris.core import (
     AcceptResult,
     Allocation,
@@ -46,6 +51,7 @@ from sglang_tetris.core import (
     count_round,
     select_draft_tokens,
 )
+from sglang_tetris.core.config import BudgetSpec
 
 
 class TetrisWorker(EAGLEWorkerV2):
@@ -79,10 +85,18 @@ class TetrisWorker(EAGLEWorkerV2):
         SchedulerOutputStreamer.has_additional_customized_info = True
         runner = target_worker.model_runner
         self.config = options.current().parsed()
-        self.budget = BudgetHolder(self.config.budget)
+        self._high_first = not get_schedule().schedule_low_priority_values_first
+        self.planner = self.make_planner(self.config.budget)
         self.reporter = RoundReporter()
+        self._clock = RoundClock(waits=self.device != "cpu")
         self._sampler = MatchSampler(
             runner.sampler, PenaltyState(runner.model_config.vocab_size, self.device)
+        )
+        self._target = TargetForward(
+            target_worker,
+            num_steps=self.speculative_num_steps,
+            topk=self.topk,
+            capture_mode=self._capture_mode,
         )
 
     def init_cuda_graphs(self) -> None:
@@ -90,9 +104,26 @@ class TetrisWorker(EAGLEWorkerV2):
         super().init_cuda_graphs()
         from sglang_tetris.adapter.warm_up import warm_up
 
-        warm_up(self)
+        self._drafting = Drafting(
+            self._draft_worker,
+            make_coverage(self._draft_worker, self.config.kept_tokens),
+            self._clock,
+        )
+        warm_up(self, self.config.budget)
         self._draft_memory = draft_memory(
-            self._target_worker.model_runner, self._draft_worker.draft_runner
+            self._target_worker.model_runner,
+            self._draft_worker.draft_runner,
+            self._drafting.coverage.kept_bytes,
+        )
+
+    def make_planner(self, budget: BudgetSpec) -> RoundPlanner:
+        """Return a planner that starts from the server's configuration."""
+        return RoundPlanner(
+            budget,
+            num_steps=self.speculative_num_steps,
+            topk=self.topk,
+            agreement=RankAgreement(get_parallel().tp_group),
+            draft_always=self.config.draft_always,
         )
 
     @property
@@ -105,7 +136,8 @@ class TetrisWorker(EAGLEWorkerV2):
         chosen = options.current()
         return {
             "draft": chosen.draft_kind,
-            "draft_budget": str(self.budget),
+            "draft_budget": str(self.planner),
+            "plan": self.planner.describe(),
             "verify": chosen.tetris_verify,
             "num_steps": self.speculative_num_steps,
             "topk": self.topk,
@@ -137,42 +169,43 @@ class TetrisWorker(EAGLEWorkerV2):
         return result
 
     def _prompt_step(self, batch: Any) -> GenerationBatchResult:
+        self._clock.interrupted()
         result = self.target_worker.forward_batch_generation(
             batch, capture_hidden_mode=self._capture_mode, return_kv_loc_plan=True
         )
         kv_loc_plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
-        with draft_tp_context(self._draft_worker.parallel_layout):
-            result.next_draft_input = self._draft_worker.extend_prompt(
-                batch, result, kv_loc_plan
-            )
+        result.next_draft_input = self._drafting.prompt_step(batch, result, kv_loc_plan)
         return result
 
     def _round(self, batch: Any) -> GenerationBatchResult:
         """One round over the batch's running requests (arXiv 2502.15197, section 3)."""
-        limits = [own_limit(req, self.config) for req in batch.reqs]
-        caps = draft_caps_host(batch.reqs, limits, self.max_drafts)
-        trees = self._draft(batch, caps)
-        draft_budget = self.budget.draft_budget(trees)
-        allocation = select_draft_tokens(
-            trees,
-            draft_budget=draft_budget,
-            max_drafts=torch.tensor(caps, dtype=torch.int64, device=self.device),
+        self._clock.start()
+        view = view_of(
+            batch, self.config, high_first=self._high_first, most=self.max_drafts
         )
+        self.planner.first_round(view.load)
+        rows = self._drafting.rows(view, self.planner.plan)
+        trees = self._drafting.trees(batch, view, rows, self.planner.plan.depth)
+        draft_budget, allocation = self._allocate(trees, view)
         plan = build_verify_plan(
             trees,
             allocation,
             anchors=batch.spec_info.bonus_tokens.to(torch.int64),
             prefix_lens=batch.seq_lens.to(torch.int64),
         )
-        target, slots = self._verify(batch, plan)
-        accepted = self._accept(batch, plan, target)
+        target, slots = self._run_target(batch, plan, view, drafted=bool(rows))
+        accepted = self._accept(batch, plan, target, view)
+        lens_host = accepted.accept_lens.tolist()
         self._commit_kv(plan, slots, accepted)
-        state = self._draft_extend(batch, accepted, target.hidden_states)
-        target.hidden_states = None
-        self._report_host(
-            batch, draft_budget, limits, trees, caps, allocation, accepted
+        self._learn(trees, rows, allocation, lens_host)
+        self.planner.next_round(view.load)
+        state = self._drafting.after_round(
+            batch, view, self.planner.plan, accepted, lens_host, target.hidden_states
         )
+        target.hidden_states = None
+        self._report_host(batch, draft_budget, view, trees, allocation, lens_host)
+        self._clock.end(view.load)
         return GenerationBatchResult(
             logits_output=target,
             next_token_ids=accepted.accept_tokens.clamp(min=0).flatten(),
@@ -183,47 +216,34 @@ class TetrisWorker(EAGLEWorkerV2):
             next_draft_input=state,
         )
 
-    def _draft(self, batch: Any, caps: list[int]) -> DraftTrees:
-        """Draft a tree per request, or none where nothing could be verified."""
-        bs = len(batch.reqs)
-        if not any(caps) or self.budget.is_zero():
-            return no_drafts(bs, self.device)
-        with draft_tp_context(self._draft_worker.parallel_layout):
-            self._draft_worker.complete_state(batch)
-            return self._draft_worker.draft_trees(batch)
-
-    def _verify(self, batch: Any, plan: VerifyPlan) -> tuple[Any, torch.Tensor]:
-        """Run the target over the plan's rows; return its output and their slots."""
-        slots = flat_slots(
-            self.req_to_token_pool,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            plan.verify_lens,
+    def _allocate(self, trees: DraftTrees, view: RoundView) -> tuple[int, Allocation]:
+        caps = torch.tensor(view.caps, dtype=torch.int64, device=self.device)
+        weights = view.weights(self.device)
+        draft_budget = 0
+        if trees.max_nodes:
+            everything = select_draft_tokens(
+                trees, draft_budget=trees.tokens.numel(), max_drafts=caps
+            )
+            draft_budget = self.planner.draft_budget(
+                trees, view.load, everything.keep, weights
+            )
+        allocation = select_draft_tokens(
+            trees, draft_budget=draft_budget, max_drafts=caps, weights=weights
         )
-        with restored(batch):
-            batch.spec_info = TetrisVerifyInput.from_plan(
-                plan,
-                num_steps=self.speculative_num_steps,
-                topk=self.topk,
-                capture_hidden_mode=self._capture_mode,
-            )
-            batch.spec_info.seq_lens_cpu = batch.seq_lens_cpu
-            batch.spec_info.seq_lens_sum = int(batch.seq_lens_cpu.sum())
-            batch.input_ids = plan.input_ids
-            batch.out_cache_loc = slots
-            batch.forward_mode = ForwardMode.TARGET_VERIFY
-            forward_batch = ForwardBatch.init_new(
-                batch,
-                self.target_worker.model_runner,
-                capture_hidden_mode=self._capture_mode,
-                return_hidden_states_before_norm=False,
-            )
-            output = self.target_worker.forward_batch_generation(
-                batch=None, forward_batch=forward_batch, is_verify=True
-            )
-        return output.logits_output, slots
+        return draft_budget, allocation
 
-    def _accept(self, batch: Any, plan: VerifyPlan, target: Any) -> AcceptResult:
+    def _run_target(
+        self, batch: Any, plan: VerifyPlan, view: RoundView, *, drafted: bool
+    ) -> tuple[Any, torch.Tensor]:
+        run = self._target.verify if drafted else self._target.decode
+        output = run(batch, plan)
+        rows = plan.input_ids.shape[0]
+        self._clock.lap("verify" if drafted else "decode", view.load, tokens=rows)
+        return output
+
+    def _accept(
+        self, batch: Any, plan: VerifyPlan, target: Any, view: RoundView
+    ) -> AcceptResult:
         logits = target.next_token_logits
         accepted = self._sampler.accept(
             plan,
@@ -240,6 +260,10 @@ class TetrisWorker(EAGLEWorkerV2):
             compute_spec_logprobs(
                 batch, target, emitted, accept_index=accepted.accept_index
             )
+        sampled = plan.input_ids.shape[0]
+        if view.load.sampling != "greedy":
+            sampled = int(accepted.accept_lens.sum())
+        self._clock.lap(f"sample_{view.load.sampling}", view.load, tokens=sampled)
         return accepted
 
     def _commit_kv(
@@ -255,42 +279,35 @@ class TetrisWorker(EAGLEWorkerV2):
             pool = self.token_to_kv_pool_allocator.get_kvcache()
             pool.move_kv_cache(slots[front[moved]], slots[rows[moved]])
 
-    def _draft_extend(
-        self, batch: Any, accepted: AcceptResult, hidden: torch.Tensor | None
-    ) -> EagleDraftInput:
-        on_path = accepted.accept_index >= 0
-        if hidden is not None:
-            hidden = hidden[accepted.accept_index[on_path].to(torch.int64)]
-        with draft_tp_context(self._draft_worker.parallel_layout):
-            # A round without drafts may leave first anchors pending.
-            self._draft_worker.complete_state(batch)
-            return self._draft_worker.extend_accepted(
-                batch,
-                accepted.accept_tokens[on_path],
-                accepted.accept_lens,
-                accepted.accept_lens.tolist(),
-                hidden,
-            )
+    def _learn(
+        self,
+        trees: DraftTrees,
+        rows: list[int],
+        allocation: Allocation,
+        lens_host: list[int],
+    ) -> None:
+        num_correct = sum(lens_host) - len(lens_host)
+        laps = self._clock.take()
+        self.planner.observe(laps, trees, rows, allocation, num_correct)
 
     def _report_host(
         self,
         batch: Any,
         draft_budget: int,
-        limits: list[int | None],
+        view: RoundView,
         trees: DraftTrees,
-        caps: list[int],
         allocation: Allocation,
-        accepted: AcceptResult,
+        lens_host: list[int],
     ) -> None:
-        nodes = zip(trees.num_nodes.tolist(), caps, strict=True)
+        nodes = zip(trees.num_nodes.tolist(), view.caps, strict=True)
         self.reporter.record_round_host(
             batch.reqs,
-            str(self.budget),
+            self.planner,
             draft_budget,
-            limits,
+            [own.limit for own in view.settings],
             count_round(
                 num_nodes=[min(drafted, cap) for drafted, cap in nodes],
                 verify_lens=allocation.verify_lens.tolist(),
-                accept_lens=accepted.accept_lens.tolist(),
+                accept_lens=lens_host,
             ),
         )

@@ -97,6 +97,8 @@ class AutoPolicy:
     cost       what rounds cost; its owner feeds it with measurements
     max_depth  levels that can be drafted
     topk       branches of a draft step
+
+    num_explored counts the rounds planned to explore.
     """
 
     def __init__(self, cost: RoundCost, *, max_depth: int, topk: int) -> None:
@@ -106,7 +108,7 @@ class AutoPolicy:
         self._max_depth, self._topk = max_depth, topk
         self._price = 0.0
         self._score = 0.0
-        self._num_planned = 0
+        self.num_explored = 0
         self._since, self._interval = 0, _FIRST_INTERVAL
         self._num_checks = 0
         self._rated: tuple[Load, int, tuple[Reals, Reals]] | None = None
@@ -256,8 +258,8 @@ class AutoPolicy:
         return self._rated[2]
 
     def _explore(self, load: Load) -> RoundPlan:
-        turn = self._num_planned
-        self._num_planned += 1
+        turn = self.num_explored
+        self.num_explored += 1
         if turn % 2 and not self.cost.has_profile:
             return RoundPlan(depth=0, reason="exploring")
         each = _EXPLORED_BUDGETS[turn // 2 % len(_EXPLORED_BUDGETS)]

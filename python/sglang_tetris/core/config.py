@@ -13,15 +13,17 @@ to say at start-up.
 
 import difflib
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from sglang_tetris.core.budget import DraftBudget, FixedBudget, MeanBudget
 from sglang_tetris.core.errors import TetrisConfigError
 
 VerifyMode = Literal["match", "rejection"]
+ValueRule = Literal["max", "square"]
 DraftKind = Literal["auto", "eagle", "eagle3", "standalone", "none"]
 T = TypeVar("T", bound=str)
 
@@ -82,12 +84,32 @@ def parse_request_max_drafts(custom_params: Mapping[str, object] | None) -> int 
 class TetrisConfig:
     """All of TETRIS's settings.
 
-    max_drafts  cap on the drafts of any one request and round, None = no cap; a
-                request's own cap can only lower it
+    max_drafts        cap on the drafts of any one request and round, None = no cap; a
+                      request's own cap can only lower it
+    min_drafts        drafts that each request gets before any request gets more
+    priority_weight   factor by which one step of a request's priority raises the worth
+                      of its drafts
+    target_tpot_ms    milliseconds per token that requests are to keep to; one that is
+                      behind counts more. None = throughput alone
+    calibration       learn acceptance from what was verified; off = take the draft's
+                      probabilities as they are
+    calibration_path  file that the calibration starts from and is saved to, or None
+    kept_tokens       tokens per request whose draft input is kept while nothing is
+                      drafted, to be caught up later
+    draft_always      draft in every round, also where nothing will be verified: for
+                      traces
+    trace_tokens      write token ids into the trace: they are the users' text
+    block_verification, value_rule
+                      of `rejection`: verify a chain's drafts together; what a position
+                      is worth, max (its likeliest token) or square (sum of squares)
     """
 
     # Keys of --tetris-config; everything else has a flag of its own.
-    EXTRA_KEYS: ClassVar[tuple[str, ...]] = ("max_drafts",)
+    EXTRA_KEYS: ClassVar[tuple[str, ...]] = (
+        *("max_drafts", "min_drafts", "priority_weight", "target_tpot_ms"),
+        *("calibration", "calibration_path", "kept_tokens"),
+        *("draft_always", "trace_tokens", "block_verification", "value_rule"),
+    )
 
     budget: BudgetSpec = BudgetSpec("auto")
     verify: VerifyMode = "match"
@@ -95,6 +117,16 @@ class TetrisConfig:
     cost_table: str | None = None
     trace: str | None = None
     max_drafts: int | None = None
+    min_drafts: int = 0
+    priority_weight: float = 1.0
+    target_tpot_ms: float | None = None
+    calibration: bool = True
+    calibration_path: str | None = None
+    kept_tokens: int = 64
+    draft_always: bool = False
+    trace_tokens: bool = False
+    block_verification: bool = False
+    value_rule: ValueRule = "max"
 
     @classmethod
     def parse(
@@ -119,9 +151,7 @@ class TetrisConfig:
             draft=_choice("tetris-draft", draft, get_args(DraftKind)),
             cost_table=_optional_path("tetris-cost-table", cost_table),
             trace=_optional_path("tetris-trace", trace),
-            max_drafts=_optional_count(
-                "tetris-config.max_drafts", extra.get("max_drafts")
-            ),
+            **_extra_values(extra),
         )
 
     def request_max_drafts(self, own: int | None) -> int | None:
@@ -154,6 +184,30 @@ def _parse_extra(
     return config
 
 
+def _extra_values(extra: Mapping[str, object]) -> dict[str, Any]:
+    """Check the keys of --tetris-config, those that are there."""
+
+    def rule(name: str, value: object) -> object:
+        return _choice(name, value, get_args(ValueRule))
+
+    checks: dict[str, Callable[[str, object], object]] = {
+        "max_drafts": _optional_count,
+        "min_drafts": _count,
+        "priority_weight": _positive,
+        "target_tpot_ms": _optional_positive,
+        "calibration": _flag,
+        "calibration_path": _optional_path,
+        "kept_tokens": _count,
+        "draft_always": _flag,
+        "trace_tokens": _flag,
+        "block_verification": _flag,
+        "value_rule": rule,
+    }
+    return {
+        key: checks[key](f"tetris-config.{key}", value) for key, value in extra.items()
+    }
+
+
 def _refuse_unknown(
     where: str, given: Mapping[str, object], known: tuple[str, ...]
 ) -> None:
@@ -165,7 +219,7 @@ def _refuse_unknown(
         raise TetrisConfigError(f"{where}: unknown key {key!r}; {hint}")
 
 
-def _choice(name: str, value: str, choices: tuple[T, ...]) -> T:
+def _choice(name: str, value: object, choices: tuple[T, ...]) -> T:
     for choice in choices:
         if value == choice:
             return choice
@@ -189,4 +243,29 @@ def _optional_count(name: str, value: object) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise TetrisConfigError(f"{name} must be an int of at least 0, got {value!r}")
+    return value
+
+
+def _count(name: str, value: object) -> int:
+    count = _optional_count(name, value)
+    if count is None:
+        raise TetrisConfigError(f"{name} must be an int of at least 0, got None")
+    return count
+
+
+def _positive(name: str, value: object) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # Written so that NaN is refused as well.
+    if not number or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
+        raise TetrisConfigError(f"{name} must be a positive number, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _optional_positive(name: str, value: object) -> float | None:
+    return None if value is None else _positive(name, value)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TetrisConfigError(f"{name} must be true or false, got {value!r}")
     return value

@@ -40,7 +40,7 @@ def test_only_what_is_the_drafts_own_counts() -> None:
         {"embed": torch.nn.Embedding(32, 4), "head": torch.nn.Linear(4, 8, bias=False)}
     )
     draft["embed"].weight = target["embed"].weight
-    found = draft_memory(runner(target, Pool(8)), runner(draft, Pool(2)))
+    found = draft_memory(runner(target, Pool(8)), runner(draft, Pool(2)), 0)
     assert found["weight_bytes"] == 4 * 8 * 4
     assert found["kv_bytes"] == 2 * 2 * 10 * 2 * 4
     # The target keeps 2 layers x (key, value) x 8 floats of a token.
@@ -52,6 +52,6 @@ def test_a_cut_head_and_latent_pools() -> None:
     draft = torch.nn.ModuleDict({"head": torch.nn.Linear(4, 32, bias=False)})
     del draft["head"].weight
     draft["head"].weight = target["head"].weight.detach()[:8].clone()
-    found = draft_memory(runner(target, LatentPool(8)), runner(draft, LatentPool(2)))
+    found = draft_memory(runner(target, LatentPool(8)), runner(draft, LatentPool(2)), 0)
     assert found["weight_bytes"] == 8 * 4 * 4
     assert found["kv_bytes"] == 2 * 10 * 2 * 4

@@ -4,8 +4,8 @@
 writes its keys and values and attends over the plan. In target-verify mode the batch's
 ``spec_info`` may carry ``verify_lens`` (``[bs]``, rows per request; otherwise every
 request has ``draft_token_num``) and ``custom_mask`` in QLEN_ONLY layout (None: a
-chain). The verify rows' slots are ``out_cache_loc``, in row order. A draft's
-``spec_info`` may carry ``draft_kv_starts`` (``[bs]``): positions below hold no draft
+chain). The verify rows' slots are ``out_cache_loc``, in row order. A draft's backend
+may be given ``kv_starts`` (by row of ``req_to_token``): positions below hold no draft
 keys and are not attended to.
 """
 
@@ -36,6 +36,7 @@ class CpuAttentionBackend(AttentionBackend):
         self.has_native = cpu_native.is_available()
         self.forward_metadata: AttentionPlan | None = None
         self._native_plan: NativePlan | None = None
+        self.kv_starts: torch.Tensor | None = None
 
     def init_forward_metadata(self, forward_batch: object) -> None:
         self.set_plan(self._plan(forward_batch))
@@ -62,7 +63,7 @@ class CpuAttentionBackend(AttentionBackend):
             prefix_lens=batch.extend_prefix_lens,
             extend_lens=batch.extend_seq_lens,
             slots=batch.out_cache_loc,
-            prefix_starts=_draft_kv_starts(batch),
+            prefix_starts=_starts_of(self.kv_starts, batch),
         )
 
     def _verify_plan(self, batch: object) -> AttentionPlan:
@@ -160,6 +161,7 @@ class CpuMultiStepDraftBackend:
     def __init__(self, model_runner: object, topk: int, num_steps: int) -> None:
         self.topk = topk
         self.num_steps = num_steps
+        self.kv_starts: torch.Tensor | None = None
         self.attn_backends = [
             CpuAttentionBackend(model_runner) for _ in range(num_steps - 1)
         ]
@@ -168,7 +170,7 @@ class CpuMultiStepDraftBackend:
         branch_slots = forward_batch.out_cache_loc.view(
             forward_batch.batch_size, self.topk, self.num_steps
         )
-        prefix_starts = _draft_kv_starts(forward_batch)
+        prefix_starts = _starts_of(self.kv_starts, forward_batch)
         for step, backend in enumerate(self.attn_backends):
             backend.set_plan(
                 cpu_plan.draft_decode_plan(
@@ -181,9 +183,9 @@ class CpuMultiStepDraftBackend:
             )
 
 
-def _draft_kv_starts(forward_batch: object) -> torch.Tensor | None:
-    """First position with a valid draft key, per request; absent: all are valid."""
-    return getattr(forward_batch.spec_info, "draft_kv_starts", None)
+def _starts_of(starts: torch.Tensor | None, batch: object) -> torch.Tensor | None:
+    """First position with a valid key, per request of the batch; None: all are."""
+    return None if starts is None else starts[batch.req_pool_indices.to(torch.int64)]
 
 
 def _rows_of(new: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:

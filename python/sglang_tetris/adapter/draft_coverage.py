@@ -1,0 +1,225 @@
+"""How much of each request's text the draft's KV holds, and what it can catch up on.
+
+The draft reads one *entry* per token: entry i is (the target's hidden state at i, token
+i + 1), at draft position i + lead; a standalone draft (lead 1) needs the token only.
+With n committed tokens there are n entries, 0 .. n - 1. Per request
+
+    covered   entries 0 .. covered - 1 went through the draft, as far as they could
+    start     draft positions below hold nothing that may be read
+
+and per KV slot a mark whether the draft has written it. Target and draft share slots,
+so the marks follow the text into the radix cache and to whoever hits it there: a prompt
+whose cached part has unmarked slots starts after the last of them.
+
+While nothing is drafted, the last `kept_tokens` entries of each request are kept in a
+ring. When drafting begins again they go through the draft at once. A request that
+emitted more than that has a gap, and starts after it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_tetris.adapter.attention.cpu import CpuAttentionBackend
+from sglang_tetris.adapter.slots import flat_slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """Entries of some requests, one request after another.
+
+    first   first entry of each request
+    lens    how many each
+    tokens  [sum(lens)] int64; hidden [sum(lens), ...] or None
+    """
+
+    first: list[int]
+    lens: list[int]
+    tokens: torch.Tensor
+    hidden: torch.Tensor | None
+
+
+class DraftCoverage:
+    """See the module. Rows are those of SGLang's `req_to_token`; one per worker.
+
+    starts  [rows] int64 on the device, for the draft's attention
+    """
+
+    def __init__(
+        self,
+        *,
+        req_to_token_pool: Any,
+        num_slots: int,
+        lead: int,
+        kept_tokens: int,
+        takes_starts: bool,
+        device: str,
+    ) -> None:
+        rows = req_to_token_pool.req_to_token.shape[0]
+        self.lead = lead
+        self.starts = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._pool = req_to_token_pool
+        self._kept = kept_tokens
+        self._takes_starts = takes_starts
+        self._written = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self._covered = [0] * rows
+        self._has_start = [False] * rows
+        self._tokens = torch.zeros(rows, kept_tokens, dtype=torch.int64, device=device)
+        # Made when the first hidden states show their shape, during warm-up.
+        self._hidden: torch.Tensor | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the kept entries take."""
+        kept = [self._tokens] if self._hidden is None else [self._tokens, self._hidden]
+        return sum(tensor.nbytes for tensor in kept)
+
+    def is_current(self, row: int, seq_len: int) -> bool:
+        """Whether all of a request's entries went through the draft."""
+        return self._covered[row] == seq_len
+
+    def can_draft(self, row: int, seq_len: int) -> bool:
+        """Whether the draft can be made to hold what a request needs.
+
+        Not so if only a later part could be read and the draft's attention cannot
+        start anywhere but at the beginning.
+        """
+        if self._takes_starts:
+            return True
+        return not self._has_start[row] and seq_len - self._covered[row] <= self._kept
+
+    def begin_prompt(self, rows: list[int], prefix_lens: list[int]) -> None:
+        """Find where each prompt's draft attention starts, from its cached part."""
+        for row, prefix in zip(rows, prefix_lens, strict=True):
+            slots = self._pool.req_to_token[row, :prefix].to(torch.int64)
+            gaps = (~self._written[slots]).nonzero()
+            self._set_start(row, int(gaps[-1]) + 1 if len(gaps) else 0)
+
+    def end_prompt(
+        self, rows: list[int], ends: list[int], next_tokens: torch.Tensor
+    ) -> None:
+        """Note that the draft ran over each prompt's tokens up to `ends`.
+
+        For a standalone draft the first emitted token's entry is still to come.
+        """
+        for row, end in zip(rows, ends, strict=True):
+            self._covered[row] = end - self.lead
+        if self.lead:
+            at = torch.tensor(rows, device=next_tokens.device)
+            columns = torch.tensor([(end - 1) % self._kept for end in ends])
+            self._tokens[at, columns.to(at.device)] = next_tokens.to(torch.int64)
+
+    def wrote(self, slots: torch.Tensor) -> None:
+        """Mark slots whose tokens the draft has just gone through."""
+        self._written[slots] = True
+
+    def cover(self, rows: list[int], seq_lens: list[int]) -> None:
+        """Note that all entries of these requests went through the draft."""
+        for row, seq_len in zip(rows, seq_lens, strict=True):
+            self._covered[row] = seq_len
+
+    def keep(
+        self,
+        rows: list[int],
+        seq_lens: list[int],
+        lens: list[int],
+        tokens: torch.Tensor,
+        hidden: torch.Tensor | None,
+    ) -> None:
+        """Keep the entries of a round that do not go through the draft now.
+
+        seq_lens  committed tokens before the round, so the first new entry
+        lens      tokens that the round emitted, at most `kept_tokens` each
+        """
+        device = tokens.device
+        counts = torch.tensor(lens, device=device)
+        at = torch.tensor(rows, device=device).repeat_interleave(counts)
+        entries = _ragged(seq_lens, lens, device)
+        columns = entries % self._kept
+        self._tokens[at, columns] = tokens
+        if hidden is not None:
+            if self._hidden is None:
+                shape = (len(self._covered), self._kept, *hidden.shape[1:])
+                self._hidden = torch.empty(shape, dtype=hidden.dtype, device=device)
+            self._hidden[at, columns] = hidden
+        # A standalone draft may have gone through the anchor already.
+        covered = [self._covered[row] + self.lead for row in rows]
+        begins = [max(seq, done) for seq, done in zip(seq_lens, covered, strict=True)]
+        ends = [seq + length for seq, length in zip(seq_lens, lens, strict=True)]
+        self._written[self._slots(rows, begins, ends)] = False
+
+    def take(self, rows: list[int], seq_lens: list[int]) -> Entries:
+        """Return the entries these requests lack, as far as they were kept.
+
+        A request that lacks more starts after what was lost.
+        """
+        first, lens = [], []
+        for row, seq_len in zip(rows, seq_lens, strict=True):
+            begin = max(self._covered[row], seq_len - self._kept)
+            if begin > self._covered[row]:
+                self._set_start(row, begin + self.lead)
+            first.append(begin)
+            lens.append(seq_len - begin)
+        device = self._tokens.device
+        at = torch.tensor(rows, device=device)
+        at = at.repeat_interleave(torch.tensor(lens, device=device))
+        columns = _ragged(first, lens, device) % self._kept
+        hidden = None
+        if not self.lead:
+            assert self._hidden is not None, "an EAGLE draft's entries carry hidden"
+            hidden = self._hidden[at, columns]
+        return Entries(
+            first=first, lens=lens, tokens=self._tokens[at, columns], hidden=hidden
+        )
+
+    def _set_start(self, row: int, start: int) -> None:
+        if start or self._has_start[row]:
+            self.starts[row] = start
+            self._has_start[row] = start > 0
+
+    def _slots(
+        self, rows: list[int], begins: list[int], ends: list[int]
+    ) -> torch.Tensor:
+        device = self._tokens.device
+        lens = [max(0, e - b) for b, e in zip(begins, ends, strict=True)]
+        return flat_slots(
+            self._pool,
+            torch.tensor(rows, device=device),
+            torch.tensor(begins, device=device),
+            torch.tensor(lens, device=device),
+        )
+
+
+def _ragged(first: list[int], lens: list[int], device: torch.device) -> torch.Tensor:
+    """`[first[0], first[0] + 1, ..., first[1], ...]`, lens[r] numbers each."""
+    begins = torch.tensor(first, device=device)
+    counts = torch.tensor(lens, device=device)
+    starts = counts.cumsum(0) - counts
+    total = torch.arange(sum(lens), device=device)
+    return total + (begins - starts).repeat_interleave(counts)
+
+
+def make_coverage(draft_worker: Any, kept_tokens: int) -> DraftCoverage:
+    """Return the coverage of a draft worker, and let its attention read the starts.
+
+    Only this package's CPU backend can start within a request; elsewhere a request with
+    a gap is decoded without drafts.
+    """
+    runner = draft_worker.draft_runner
+    backends = [runner.attn_backend, draft_worker.draft_attn_backend]
+    takes_starts = isinstance(runner.attn_backend, CpuAttentionBackend)
+    coverage = DraftCoverage(
+        req_to_token_pool=draft_worker.req_to_token_pool,
+        # Slot 0 is padding: a pool has one more than its size, and whole pages.
+        num_slots=runner.token_to_kv_pool.size + runner.token_to_kv_pool.page_size + 1,
+        lead=draft_worker.lead,
+        kept_tokens=kept_tokens,
+        takes_starts=takes_starts,
+        device=draft_worker.device,
+    )
+    if takes_starts:
+        for backend in backends:
+            if backend is not None:
+                backend.kv_starts = coverage.starts
+    return coverage

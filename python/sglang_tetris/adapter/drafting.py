@@ -1,0 +1,164 @@
+"""Who drafts in a round, and what happens to the tokens that others emitted.
+
+A request drafts when the round's plan wants drafts of it, it may have some verified,
+and the draft's KV can be made to hold its text (draft_coverage.py). What a round
+emitted goes through the draft at once if its request is to draft next; otherwise it is
+kept, and caught up in bulk when the request drafts again.
+"""
+
+from typing import Any
+
+import torch
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from sglang_tetris.adapter.draft_coverage import DraftCoverage
+from sglang_tetris.adapter.draft_rows import (
+    blank_state,
+    no_drafts,
+    put_rows,
+    rows_of,
+    spread_trees,
+)
+from sglang_tetris.adapter.round_clock import RoundClock
+from sglang_tetris.adapter.round_view import RoundView
+from sglang_tetris.core import AcceptResult, DraftTrees
+from sglang_tetris.core.auto_policy import RoundPlan
+
+
+class Drafting:
+    """Drives a draft worker over the requests that draft; one per worker."""
+
+    def __init__(
+        self, draft_worker: Any, coverage: DraftCoverage, clock: RoundClock
+    ) -> None:
+        self.coverage = draft_worker.coverage = coverage
+        self._worker = draft_worker
+        self._clock = clock
+        self._topk = draft_worker.topk
+        self._turn = 0
+
+    def prompt_step(self, batch: Any, target: Any, kv_loc_plan: Any) -> EagleDraftInput:
+        """Run the draft over the prompt part that the target has just processed."""
+        rows = batch.req_pool_indices_cpu.tolist()
+        self.coverage.begin_prompt(rows, batch.prefix_lens)
+        slots, ends = batch.out_cache_loc, batch.seq_lens_cpu.tolist()
+        with draft_tp_context(self._worker.parallel_layout):
+            state = self._worker.extend_prompt(batch, target, kv_loc_plan)
+        self.coverage.wrote(slots)
+        self.coverage.end_prompt(rows, ends, target.next_token_ids)
+        return state
+
+    def rows(self, view: RoundView, plan: RoundPlan) -> list[int]:
+        """Return the places of the requests that draft in this round."""
+        if plan.depth == 0:
+            return []
+        rows = [
+            row
+            for row, cap in enumerate(view.caps)
+            if cap > 0 and self._can_draft(view, row)
+        ]
+        if plan.num_drafting is None or len(rows) <= plan.num_drafting:
+            return rows
+        # Not always the same ones, where only some draft.
+        self._turn += 1
+        turn = self._turn * plan.num_drafting % len(rows)
+        return sorted((rows[turn:] + rows[:turn])[: plan.num_drafting])
+
+    def trees(
+        self, batch: Any, view: RoundView, rows: list[int], depth: int
+    ) -> DraftTrees:
+        """Draft a tree for each of these requests; the others' are empty."""
+        bs = len(view.caps)
+        if not rows:
+            return no_drafts(bs, batch.seq_lens.device)
+        with draft_tp_context(self._worker.parallel_layout):
+            tokens = self._worker.catch_up(batch, rows)
+            self._clock.lap("draft_extend", view.load, tokens=tokens)
+            part = batch if len(rows) == bs else rows_of(batch, rows)
+            trees = self._worker.draft_trees(part, depth)
+        if depth > 1:
+            size = len(rows) * self._topk
+            self._clock.lap("draft_step", view.load, tokens=size, times=depth - 1)
+        return trees if part is batch else spread_trees(trees, rows, bs)
+
+    def after_round(
+        self,
+        batch: Any,
+        view: RoundView,
+        plan: RoundPlan,
+        accepted: AcceptResult,
+        lens_host: list[int],
+        hidden: torch.Tensor | None,
+    ) -> EagleDraftInput:
+        """Return the next round's state; `plan` is that round's.
+
+        hidden  the target's hidden states at the verified rows, or None
+        """
+        on_path = accepted.accept_index >= 0
+        tokens = accepted.accept_tokens[on_path]
+        if hidden is not None:
+            hidden = hidden[accepted.accept_index[on_path].to(torch.int64)]
+        lens = accepted.accept_lens
+        state = blank_state(tokens[lens.cumsum(0) - 1], self._topk)
+        now = []
+        if plan.depth and plan.num_drafting is None:
+            now = [row for row in range(len(view.caps)) if self._goes_on(view, row)]
+        later = sorted(set(range(len(view.caps))) - set(now))
+        for rows, use in ((now, self._extend), (later, self._keep)):
+            if not rows:
+                continue
+            mask = torch.zeros(len(view.caps), dtype=torch.bool, device=tokens.device)
+            mask[rows] = True
+            mask = mask.repeat_interleave(lens.to(torch.int64))
+            part = None if hidden is None else hidden[mask]
+            own_lens = [lens_host[row] for row in rows]
+            use(batch, view, rows, tokens[mask], own_lens, part, state)
+        return state
+
+    def _can_draft(self, view: RoundView, row: int) -> bool:
+        own, seq_len = view.pool_rows[row], view.seq_lens[row]
+        return view.settings[row].limit != 0 and self.coverage.can_draft(own, seq_len)
+
+    def _goes_on(self, view: RoundView, row: int) -> bool:
+        current = self.coverage.is_current(view.pool_rows[row], view.seq_lens[row])
+        return current and self._can_draft(view, row)
+
+    def _extend(
+        self,
+        batch: Any,
+        view: RoundView,
+        rows: list[int],
+        tokens: torch.Tensor,
+        lens_host: list[int],
+        hidden: torch.Tensor | None,
+        state: EagleDraftInput,
+    ) -> None:
+        part = batch if len(rows) == len(view.caps) else rows_of(batch, rows)
+        lens = torch.tensor(lens_host, dtype=torch.int32, device=tokens.device)
+        with draft_tp_context(self._worker.parallel_layout):
+            fresh = self._worker.extend(part, tokens, lens, lens_host, hidden)
+        put_rows(state, rows, fresh)
+        self.coverage.cover(
+            [view.pool_rows[row] for row in rows],
+            [view.seq_lens[r] + n for r, n in zip(rows, lens_host, strict=True)],
+        )
+        self._clock.lap("draft_extend", view.load, tokens=len(tokens))
+
+    def _keep(
+        self,
+        batch: Any,
+        view: RoundView,
+        rows: list[int],
+        tokens: torch.Tensor,
+        lens_host: list[int],
+        hidden: torch.Tensor | None,
+        state: EagleDraftInput,
+    ) -> None:
+        self.coverage.keep(
+            [view.pool_rows[row] for row in rows],
+            [view.seq_lens[row] for row in rows],
+            lens_host,
+            tokens,
+            hidden,
+        )

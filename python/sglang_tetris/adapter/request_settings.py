@@ -1,0 +1,71 @@
+"""What TETRIS needs to know of a request that does not change while it runs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_tetris.adapter.penalties import uses_penalties
+from sglang_tetris.core.config import TetrisConfig, parse_request_max_drafts
+
+_ATTRIBUTE = "tetris_settings"
+# More than so many steps of priority make no further difference.
+_MOST_PRIORITY = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSettings:
+    """limit: its drafts per round that users set, or None; weight: their worth.
+
+    transformed: whether its sampling changes the target's law and not the draft's.
+    """
+
+    limit: int | None
+    weight: float
+    temperature: float
+    transformed: bool
+
+
+def settings_of(req: Any, config: TetrisConfig, high_first: bool) -> RequestSettings:
+    """Return a request's settings, worked out once; they live on SGLang's `Req`.
+
+    high_first: whether larger priorities come first, as SGLang schedules them.
+    """
+    known = vars(req).get(_ATTRIBUTE)
+    if known is None:
+        known = _settings(req, config, high_first)
+        setattr(req, _ATTRIBUTE, known)
+    return known
+
+
+def _settings(req: Any, config: TetrisConfig, high_first: bool) -> RequestSettings:
+    params = req.sampling_params
+    own = parse_request_max_drafts(params.custom_params)
+    priority = req.priority or 0
+    steps = max(-_MOST_PRIORITY, min(_MOST_PRIORITY, priority))
+    return RequestSettings(
+        limit=config.request_max_drafts(own),
+        weight=config.priority_weight ** (steps if high_first else -steps),
+        # SGLang writes greedy as top_k 1.
+        temperature=0.0 if params.top_k == 1 else params.temperature,
+        transformed=bool(
+            uses_penalties(req)
+            or params.logit_bias
+            or req.grammar is not None
+            or req.custom_logit_processor
+        ),
+    )
+
+
+def draft_caps_host(
+    reqs: list[Any], settings: list[RequestSettings], most: int
+) -> list[int]:
+    """Return how many drafts each request can use this round, at most `most`.
+
+    A request that may emit m more tokens can use m - 1 drafts: the bonus token is one
+    of them. What one request cannot use goes to the others.
+    """
+    caps = []
+    for req, own in zip(reqs, settings, strict=True):
+        left = req.sampling_params.max_new_tokens
+        cap = most if left is None else min(most, left - len(req.output_ids) - 1)
+        caps.append(max(0, cap if own.limit is None else min(cap, own.limit)))
+    return caps

@@ -1,0 +1,18 @@
+"""How many KV slots the scheduler sets aside for a request before a round.
+
+A round with drafts needs SGLang's reserve for a whole tree; one without needs the slot
+of a plain decode step. The worker says before the scheduler allocates which it will be.
+"""
+
+_plain = False
+
+
+def next_round_is_plain(plain: bool) -> None:
+    """Say what the next round of this process will be."""
+    global _plain
+    _plain = plain
+
+
+def reserve_of(full: int) -> int:
+    """Return the slots of the next round, given those of one with drafts."""
+    return 1 if _plain else full

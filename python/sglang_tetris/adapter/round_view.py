@@ -1,0 +1,66 @@
+"""One round's requests as plain host values: settings, limits, lengths, load."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_tetris.adapter.request_settings import (
+    RequestSettings,
+    draft_caps_host,
+    settings_of,
+)
+from sglang_tetris.core.auto_policy import Load
+from sglang_tetris.core.config import TetrisConfig
+from sglang_tetris.core.round_cost import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundView:
+    """Lists have one entry per request of the batch.
+
+    caps       drafts that each may have verified in this round
+    pool_rows  their rows of `req_to_token`
+    seq_lens   committed tokens before the round
+    """
+
+    settings: list[RequestSettings]
+    caps: list[int]
+    pool_rows: list[int]
+    seq_lens: list[int]
+    load: Load
+
+    def weights(self, device: str) -> torch.Tensor | None:
+        """Return `[bs]` float32, or None where all requests count alike."""
+        weights = [own.weight for own in self.settings]
+        if len(set(weights)) <= 1:
+            return None
+        return torch.tensor(weights, dtype=torch.float32, device=device)
+
+
+def view_of(
+    batch: Any, config: TetrisConfig, *, high_first: bool, most: int
+) -> RoundView:
+    """Return the view of a decode batch; at most `most` drafts per request."""
+    settings = [settings_of(req, config, high_first) for req in batch.reqs]
+    caps = draft_caps_host(batch.reqs, settings, most)
+    seq_lens = batch.seq_lens_cpu.tolist()
+    return RoundView(
+        settings=settings,
+        caps=caps,
+        pool_rows=batch.req_pool_indices_cpu.tolist(),
+        seq_lens=seq_lens,
+        load=Load(
+            batch_size=len(caps),
+            num_drafting=sum(own.limit != 0 for own in settings),
+            total_kv_tokens=sum(seq_lens),
+            sampling=_sampling(batch.sampling_info),
+        ),
+    )
+
+
+def _sampling(info: Any) -> Sampling:
+    """The dearest kind of sampling that a request of the batch needs."""
+    if info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling:
+        return "sorted"
+    return "greedy" if info.is_all_greedy else "multinomial"

@@ -21,7 +21,7 @@ FLAGS = {
     "tetris_budget": (
         "auto",
         "Draft tokens verified per step over the whole batch: N, kx (k per request), "
-        "or auto.",
+        "or auto (whether to draft, how deep and how many follow the measured cost).",
     ),
     "tetris_verify": (
         "match",
@@ -31,8 +31,11 @@ FLAGS = {
         "auto",
         "auto | eagle | eagle3 | standalone | none; auto reads the draft's config.",
     ),
-    "tetris_cost_table": (None, "Path of a measured cost table (not available yet)."),
-    "tetris_trace": (None, "Path of a trace to record (not available yet)."),
+    "tetris_cost_table": (
+        None,
+        "Path of a cost table that auto starts from (tools.profile_cost writes one).",
+    ),
+    "tetris_trace": (None, "Path of a trace of every round to write, JSON lines."),
     "tetris_config": (None, "JSON object, or path of one, with the other settings."),
 }
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from sglang_tetris.adapter.penalties import uses_penalties
 from sglang_tetris.core.config import TetrisConfig, parse_request_max_drafts
+from sglang_tetris.core.sampling_classes import sampling_class
 
 _ATTRIBUTE = "tetris_settings"
 # More than so many steps of priority make no further difference.
@@ -15,13 +16,12 @@ _MOST_PRIORITY = 8
 class RequestSettings:
     """limit: its drafts per round that users set, or None; weight: their worth.
 
-    transformed: whether its sampling changes the target's law and not the draft's.
+    sampling_class: which requests' drafts are accepted by the same law.
     """
 
     limit: int | None
     weight: float
-    temperature: float
-    transformed: bool
+    sampling_class: int
 
 
 def settings_of(req: Any, config: TetrisConfig, high_first: bool) -> RequestSettings:
@@ -44,13 +44,15 @@ def _settings(req: Any, config: TetrisConfig, high_first: bool) -> RequestSettin
     return RequestSettings(
         limit=config.request_max_drafts(own),
         weight=config.priority_weight ** (steps if high_first else -steps),
-        # SGLang writes greedy as top_k 1.
-        temperature=0.0 if params.top_k == 1 else params.temperature,
-        transformed=bool(
-            uses_penalties(req)
-            or params.logit_bias
-            or req.grammar is not None
-            or req.custom_logit_processor
+        sampling_class=sampling_class(
+            # SGLang writes greedy as top_k 1.
+            0.0 if params.top_k == 1 else params.temperature,
+            transformed=bool(
+                uses_penalties(req)
+                or params.logit_bias
+                or req.grammar is not None
+                or req.custom_logit_processor
+            ),
         ),
     )
 

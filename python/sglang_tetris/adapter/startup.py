@@ -10,7 +10,8 @@ import dataclasses
 import logging
 from typing import Any
 
-from sglang_tetris.adapter import draft_config, options
+from sglang_tetris.adapter import draft_config, options, trace
+from sglang_tetris.adapter.cost_file import read_cost_table
 from sglang_tetris.adapter.cpu_device.names import ATTENTION_BACKEND
 from sglang_tetris.core.errors import TetrisConfigError
 
@@ -76,10 +77,10 @@ def check_raw_args(server_args: Any) -> None:
             "--tetris-draft none needs look-up drafts, which do not exist yet; name a "
             "draft model with --speculative-draft-model-path"
         )
-    for field in ("tetris_cost_table", "tetris_trace"):
-        if getattr(chosen, field) is not None:
-            flag = "--" + field.replace("_", "-")
-            raise TetrisConfigError(f"{flag} is not available yet; leave it out")
+    if config.trace is not None:
+        trace.check_writable(config.trace)
+    if config.cost_table is not None:
+        read_cost_table(config.cost_table)
     path = server_args.speculative_draft_model_path
     if not path:
         raise TetrisConfigError(

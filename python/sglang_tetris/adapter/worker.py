@@ -30,6 +30,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.adapter import options
+from sglang_tetris.adapter.cost_file import read_cost_table
 from sglang_tetris.adapter.draft_coverage import make_coverage
 from sglang_tetris.adapter.draft_kinds import EagleTreeDrafter, StandaloneTreeDrafter
 from sglang_tetris.adapter.drafting import Drafting
@@ -42,6 +43,7 @@ from sglang_tetris.adapter.round_planner import RoundPlanner
 from sglang_tetris.adapter.round_view import RoundView, view_of
 from sglang_tetris.adapter.sampling import MatchSampler
 from sglang_tetris.adapter.target_forward import TargetForward
+from sglang_tetris.adapter.trace import TraceWriter
 from sglang_tetris.core import (
     AcceptResult,
     Allocation,
@@ -86,12 +88,15 @@ class TetrisWorker(EAGLEWorkerV2):
         runner = target_worker.model_runner
         self.config = options.current().parsed()
         self._high_first = not get_schedule().schedule_low_priority_values_first
+        path = self.config.cost_table
+        self._cost_table = None if path is None else read_cost_table(path)
         self.planner = self.make_planner(self.config.budget)
         self.reporter = RoundReporter()
         self._clock = RoundClock(waits=self.device != "cpu")
         self._sampler = MatchSampler(
             runner.sampler, PenaltyState(runner.model_config.vocab_size, self.device)
         )
+        self._trace = self._make_trace()
         self._target = TargetForward(
             target_worker,
             num_steps=self.speculative_num_steps,
@@ -123,8 +128,21 @@ class TetrisWorker(EAGLEWorkerV2):
             num_steps=self.speculative_num_steps,
             topk=self.topk,
             agreement=RankAgreement(get_parallel().tp_group),
+            cost_table=self._cost_table,
             draft_always=self.config.draft_always,
         )
+
+    def _make_trace(self) -> TraceWriter | None:
+        path = self.config.trace
+        if path is None or not RankAgreement(get_parallel().tp_group).decides:
+            return None
+        header = {
+            "draft": options.current().draft_kind,
+            "model": self.server_args.model_path,
+            "num_steps": self.speculative_num_steps,
+            "topk": self.topk,
+        }
+        return TraceWriter(path, header, tokens=self.config.trace_tokens)
 
     @property
     def max_drafts(self) -> int:
@@ -198,7 +216,7 @@ class TetrisWorker(EAGLEWorkerV2):
         accepted = self._accept(batch, plan, target, view)
         lens_host = accepted.accept_lens.tolist()
         self._commit_kv(plan, slots, accepted)
-        self._learn(trees, rows, allocation, lens_host)
+        self._learn(batch, view, trees, rows, draft_budget, allocation, plan, accepted)
         self.planner.next_round(view.load)
         state = self._drafting.after_round(
             batch, view, self.planner.plan, accepted, lens_host, target.hidden_states
@@ -281,14 +299,30 @@ class TetrisWorker(EAGLEWorkerV2):
 
     def _learn(
         self,
+        batch: Any,
+        view: RoundView,
         trees: DraftTrees,
         rows: list[int],
+        draft_budget: int,
         allocation: Allocation,
-        lens_host: list[int],
+        plan: VerifyPlan,
+        accepted: AcceptResult,
     ) -> None:
-        num_correct = sum(lens_host) - len(lens_host)
         laps = self._clock.take()
+        num_correct = int(accepted.num_correct_drafts.sum())
         self.planner.observe(laps, trees, rows, allocation, num_correct)
+        if self._trace is not None:
+            self._trace.record_round_host(
+                batch.reqs,
+                view,
+                self.planner.plan,
+                draft_budget,
+                laps,
+                trees,
+                allocation,
+                plan,
+                accepted,
+            )
 
     def _report_host(
         self,

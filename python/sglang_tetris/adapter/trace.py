@@ -1,0 +1,118 @@
+"""`--tetris-trace PATH`: what was drafted, verified and accepted, as JSON lines.
+
+The first line is a header; then one line per round:
+
+    round, time_s, batch_size, total_kv_tokens, depth, reason, draft_budget
+    laps       seconds of each measured part
+    requests   for each request with drafts: rid, position (tokens emitted before the
+               round), sampling_class, parents and probs of its tree as the draft gave
+               them, kept (verified nodes), path (correct ones, from the root down)
+
+Token ids, which are the users' text, are written only if `trace_tokens` asks for them:
+tokens of the nodes, and emitted. A trace never stops the server: if it cannot be
+written (a full disk), that is said once, and the rest is left out.
+"""
+
+import contextlib
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from sglang_tetris.adapter.round_clock import Lap
+from sglang_tetris.adapter.round_view import RoundView
+from sglang_tetris.core import AcceptResult, Allocation, DraftTrees, VerifyPlan
+from sglang_tetris.core.auto_policy import RoundPlan
+from sglang_tetris.core.errors import TetrisConfigError
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "sglang_tetris.trace/1"
+
+
+def check_writable(path: str) -> None:
+    """Make the file, empty; TetrisConfigError in one sentence if that is impossible."""
+    try:
+        Path(path).open("w", encoding="utf-8").close()
+    except OSError as error:
+        raise TetrisConfigError(
+            f"--tetris-trace must be a file that can be written: {error}"
+        ) from error
+
+
+class TraceWriter:
+    """Writes rounds to a file; what it held before is gone."""
+
+    def __init__(self, path: str, header: dict[str, Any], *, tokens: bool) -> None:
+        self._tokens = tokens
+        self._begin = time.monotonic()
+        self._num_rounds = 0
+        # Open as long as the server runs.
+        self._file: TextIO | None = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
+        self._write({"format": FORMAT, **header})
+
+    def record_round_host(
+        self,
+        reqs: list[Any],
+        view: RoundView,
+        plan: RoundPlan,
+        draft_budget: int,
+        laps: list[Lap],
+        trees: DraftTrees,
+        allocation: Allocation,
+        verify_plan: VerifyPlan,
+        accepted: AcceptResult,
+    ) -> None:
+        """Write one round; waits for an accelerator."""
+        self._num_rounds += 1
+        if self._file is None:
+            return
+        line = {
+            "round": self._num_rounds,
+            "time_s": round(time.monotonic() - self._begin, 6),
+            "batch_size": view.load.batch_size,
+            "total_kv_tokens": view.load.total_kv_tokens,
+            "depth": plan.depth,
+            "reason": plan.reason,
+            "draft_budget": draft_budget,
+            "laps": {lap.phase: round(lap.time_s, 6) for lap in laps},
+            "requests": [],
+        }
+        parents, probs = trees.parents.tolist(), trees.accept_probs.tolist()
+        tokens, counts = trees.tokens.tolist(), trees.num_nodes.tolist()
+        keep, node_ids = allocation.keep.tolist(), verify_plan.node_ids.tolist()
+        rows, emitted = accepted.accept_index.tolist(), accepted.accept_tokens.tolist()
+        for place, req in enumerate(reqs):
+            count = counts[place]
+            if not count:
+                continue
+            path = [node_ids[row] for row in rows[place][1:] if row >= 0]
+            entry = {
+                "rid": req.rid,
+                "position": len(req.output_ids),
+                "sampling_class": view.settings[place].sampling_class,
+                "parents": parents[place][:count],
+                "probs": [float(f"{prob:.4g}") for prob in probs[place][:count]],
+                "kept": [node for node in range(count) if keep[place][node]],
+                "path": path,
+            }
+            if self._tokens:
+                entry["tokens"] = tokens[place][:count]
+                entry["emitted"] = [token for token in emitted[place] if token >= 0]
+            line["requests"].append(entry)
+        self._write(line)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
+        except OSError as error:
+            logger.error("TETRIS: the trace ends here, it cannot be written: %s", error)
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        # Closing writes what is left, to the same full disk.
+        with contextlib.suppress(OSError):
+            file.close()

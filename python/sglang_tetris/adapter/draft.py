@@ -34,6 +34,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_tetris.adapter.draft_coverage import DraftCoverage
 from sglang_tetris.adapter.draft_rows import put_rows, rows_of
+from sglang_tetris.adapter.sampled_chains import ChainSampler
 from sglang_tetris.adapter.slots import flat_slots, restored
 from sglang_tetris.adapter.verify_input import TetrisDraftExtendInput
 from sglang_tetris.core import DraftTrees
@@ -49,6 +50,8 @@ class TreeDrafter:
 
     lead = 0
     coverage: DraftCoverage
+    # Set where drafts are drawn instead of being the likeliest tokens.
+    sampler: ChainSampler | None = None
 
     def catch_up(self, batch: Any, rows: list[int]) -> int:
         """Run what these requests lack through the draft, so that they can draft.
@@ -97,9 +100,10 @@ class TreeDrafter:
                     hidden = hidden.repeat_interleave(topk, dim=0)
                 for step in range(depth - 1):
                     chosen = token_levels[-1].gather(1, frontier)
-                    probs, tokens, hidden = self._forward_step(
+                    logits, hidden = self._forward_step(
                         forward_batch, step, chosen.flatten(), slots[step], hidden
                     )
+                    probs, tokens = self._most_likely(logits)
                     parents = (begin + frontier).repeat_interleave(topk, dim=1)
                     begin += token_levels[-1].shape[1]
                     token_levels.append(tokens.view(bs, topk * topk))
@@ -124,6 +128,29 @@ class TreeDrafter:
             ),
             max_depth=depth,
         )
+
+    def draft_chains(self, batch: Any, depth: int) -> tuple[DraftTrees, torch.Tensor]:
+        """Draw a chain of `depth` tokens per request; return it and the laws.
+
+        The laws `[bs, depth, Vd]` are those that the tokens were drawn from.
+        """
+        state: EagleDraftInput = batch.spec_info
+        sampler = self.sampler
+        assert sampler is not None
+        laws = [state.draft_probs]
+        tokens = [sampler.draw(state.draft_probs)]
+        if depth > 1:
+            info = batch.sampling_info
+            with restored(batch):
+                forward_batch, slots = self._begin(batch, state)
+                hidden = state.hidden_states
+                for step in range(depth - 1):
+                    logits, hidden = self._forward_step(
+                        forward_batch, step, tokens[-1], slots[step], hidden
+                    )
+                    laws.append(sampler.law(logits, info))
+                    tokens.append(sampler.draw(laws[-1]))
+        return sampler.chains(tokens, laws), torch.stack(laws, 1)
 
     def _begin(self, batch: Any, state: Any) -> tuple[ForwardBatch, torch.Tensor]:
         """Set up the multi-step decode; return it and `[steps, bs * topk]` slots."""
@@ -157,7 +184,8 @@ class TreeDrafter:
         input_ids: torch.Tensor,
         slots: torch.Tensor,
         hidden: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the step's draft logits and hidden states, a row per input."""
         forward_batch.input_ids = input_ids
         forward_batch.out_cache_loc = slots
         forward_batch.spec_info.hidden_states = hidden
@@ -169,8 +197,7 @@ class TreeDrafter:
         forward_batch.positions.add_(1)
         if self.draft_runner.model_config.model_is_mrope:
             forward_batch.mrope_positions.add_(1)
-        probs, tokens = self._most_likely(out.next_token_logits)
-        return probs, tokens, out.hidden_states
+        return out.next_token_logits, out.hidden_states
 
     def _most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return probabilities and target ids of the topk tokens, `[rows, topk]`."""
@@ -255,9 +282,13 @@ class TreeDrafter:
             out = self.draft_runner.forward(forward_batch).logits_output
             self.coverage.wrote(batch.out_cache_loc)
         probs, index = self._most_likely(out.next_token_logits)
+        law = None
+        if self.sampler is not None:
+            law = self.sampler.law(out.next_token_logits, batch.sampling_info)
         return EagleDraftInput(
             topk_p=probs,
             topk_index=index,
+            draft_probs=law,
             hidden_states=out.hidden_states,
             bonus_tokens=tokens[last],
         )

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
+from sglang_tetris.adapter.sampling import info_of_rows
 from sglang_tetris.core import DraftTrees
 
 
@@ -21,12 +22,18 @@ def no_drafts(bs: int, device: str) -> DraftTrees:
     )
 
 
-def blank_state(bonus_tokens: torch.Tensor, topk: int) -> EagleDraftInput:
-    """Return a state in which no request's level 0 is known."""
+def blank_state(
+    bonus_tokens: torch.Tensor, topk: int, law_size: int = 0
+) -> EagleDraftInput:
+    """Return a state in which no request's level 0 is known.
+
+    law_size: tokens of the laws that the state carries, 0 = none.
+    """
     bs, device = bonus_tokens.shape[0], bonus_tokens.device
     return EagleDraftInput(
         topk_p=torch.zeros(bs, topk, device=device),
         topk_index=torch.zeros(bs, topk, dtype=torch.int64, device=device),
+        draft_probs=torch.zeros(bs, law_size, device=device) if law_size else None,
         bonus_tokens=bonus_tokens,
     )
 
@@ -35,6 +42,8 @@ def put_rows(state: EagleDraftInput, rows: list[int], part: EagleDraftInput) -> 
     """Write the part's level 0 into these rows of a state, in place."""
     state.topk_p[rows] = part.topk_p
     state.topk_index[rows] = part.topk_index
+    if part.draft_probs is not None:
+        state.draft_probs[rows] = part.draft_probs
     if part.hidden_states is None:
         return
     if state.hidden_states is None:
@@ -57,10 +66,12 @@ def rows_of(batch: Any, rows: list[int]) -> Any:
         part.orig_seq_lens = batch.orig_seq_lens[index]
     if batch.multimodal_inputs is not None:
         part.multimodal_inputs = [batch.multimodal_inputs[row] for row in rows]
-    state = batch.spec_info
+    part.sampling_info = info_of_rows(batch.sampling_info, index)
+    state, laws = batch.spec_info, batch.spec_info.draft_probs
     part.spec_info = EagleDraftInput(
         topk_p=state.topk_p[index],
         topk_index=state.topk_index[index],
+        draft_probs=None if laws is None else laws[index],
         hidden_states=None
         if state.hidden_states is None
         else state.hidden_states[index],
@@ -71,17 +82,21 @@ def rows_of(batch: Any, rows: list[int]) -> Any:
 
 def spread_trees(trees: DraftTrees, rows: list[int], bs: int) -> DraftTrees:
     """Return the trees of `rows` as trees of the whole batch, the others empty."""
-    at = torch.tensor(rows, device=trees.tokens.device)
 
-    def spread(part: torch.Tensor) -> torch.Tensor:
-        whole = part.new_zeros((bs, *part.shape[1:]))
-        whole[at] = part
-        return whole
+    def whole(part: torch.Tensor) -> torch.Tensor:
+        return spread(part, rows, bs)
 
     return DraftTrees(
-        tokens=spread(trees.tokens),
-        parents=spread(trees.parents),
-        accept_probs=spread(trees.accept_probs),
-        num_nodes=spread(trees.num_nodes),
+        tokens=whole(trees.tokens),
+        parents=whole(trees.parents),
+        accept_probs=whole(trees.accept_probs),
+        num_nodes=whole(trees.num_nodes),
         max_depth=trees.max_depth,
     )
+
+
+def spread(part: torch.Tensor, rows: list[int], bs: int) -> torch.Tensor:
+    """Return a tensor of the whole batch that holds `part` in these rows, else 0."""
+    whole = part.new_zeros((bs, *part.shape[1:]))
+    whole[torch.tensor(rows, device=part.device)] = part
+    return whole

@@ -18,6 +18,7 @@ from sglang_tetris.adapter.draft_rows import (
     no_drafts,
     put_rows,
     rows_of,
+    spread,
     spread_trees,
 )
 from sglang_tetris.adapter.round_clock import RoundClock
@@ -37,17 +38,31 @@ class Drafting:
         self._clock = clock
         self._topk = draft_worker.topk
         self._turn = 0
+        # Of the last drafts, where they were drawn: [bs, depth, Vd].
+        self.laws: torch.Tensor | None = None
 
     def prompt_step(self, batch: Any, target: Any, kv_loc_plan: Any) -> EagleDraftInput:
         """Run the draft over the prompt part that the target has just processed."""
         rows = batch.req_pool_indices_cpu.tolist()
         self.coverage.begin_prompt(rows, batch.prefix_lens)
         slots, ends = batch.out_cache_loc, batch.seq_lens_cpu.tolist()
+        sampler, hidden = self._worker.sampler, target.logits_output.hidden_states
+        if hidden is not None:
+            last = torch.tensor(batch.extend_lens, device=hidden.device).cumsum(0) - 1
+            hidden = hidden[last] if sampler is not None else None
         with draft_tp_context(self._worker.parallel_layout):
             state = self._worker.extend_prompt(batch, target, kv_loc_plan)
         self.coverage.wrote(slots)
         self.coverage.end_prompt(rows, ends, target.next_token_ids)
-        return state
+        if sampler is None:
+            return state
+        if hidden is not None:
+            # SGLang keeps no law of the first drafts: their entry runs once more.
+            again = [end - 1 for end in ends]
+            self.coverage.cover(rows, again)
+            ones = [1] * len(rows)
+            self.coverage.keep(rows, again, ones, target.next_token_ids, hidden)
+        return blank_state(target.next_token_ids, self._topk, sampler.law_size)
 
     def rows(self, view: RoundView, plan: RoundPlan) -> list[int]:
         """Return the places of the requests that draft in this round."""
@@ -69,14 +84,18 @@ class Drafting:
         self, batch: Any, view: RoundView, rows: list[int], depth: int
     ) -> DraftTrees:
         """Draft a tree for each of these requests; the others' are empty."""
-        bs = len(view.caps)
+        bs, self.laws = len(view.caps), None
         if not rows:
             return no_drafts(bs, batch.seq_lens.device)
         with draft_tp_context(self._worker.parallel_layout):
             tokens = self._worker.catch_up(batch, rows)
             self._clock.lap("draft_extend", view.load, tokens=tokens)
             part = batch if len(rows) == bs else rows_of(batch, rows)
-            trees = self._worker.draft_trees(part, depth)
+            if self._worker.sampler is None:
+                trees = self._worker.draft_trees(part, depth)
+            else:
+                trees, laws = self._worker.draft_chains(part, depth)
+                self.laws = laws if part is batch else spread(laws, rows, bs)
         if depth > 1:
             size = len(rows) * self._topk
             self._clock.lap("draft_step", view.load, tokens=size, times=depth - 1)
@@ -100,7 +119,9 @@ class Drafting:
         if hidden is not None:
             hidden = hidden[accepted.accept_index[on_path].to(torch.int64)]
         lens = accepted.accept_lens
-        state = blank_state(tokens[lens.cumsum(0) - 1], self._topk)
+        sampler = self._worker.sampler
+        law_size = 0 if sampler is None else sampler.law_size
+        state = blank_state(tokens[lens.cumsum(0) - 1], self._topk, law_size)
         now = []
         if plan.depth and plan.num_drafting is None:
             now = [row for row in range(len(view.caps)) if self._goes_on(view, row)]

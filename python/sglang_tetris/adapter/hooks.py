@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_tetris.adapter import control, options, reporting, reserve, startup
-from sglang_tetris.core.config import parse_request_max_drafts
+from sglang_tetris.core.config import parse_request
 from sglang_tetris.core.errors import TetrisConfigError
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
@@ -63,7 +63,7 @@ def verify_params(_: Any, params: Any, vocab_size: int) -> None:
     if str(get_spec().speculative_algorithm).upper() != "TETRIS":
         return
     if params.custom_params is not None:
-        parse_request_max_drafts(params.custom_params)
+        parse_request(params.custom_params)
     deterministic = get_exec().deterministic.enable_deterministic_inference
     if deterministic and params.min_p > 0:
         raise ValueError(

@@ -25,7 +25,8 @@ FLAGS = {
     ),
     "tetris_verify": (
         "match",
-        "match: the target's own token decides; rejection: not available yet.",
+        "match: the target's own token decides; rejection: sampled chains are accepted "
+        "by probability.",
     ),
     "tetris_draft": (
         "auto",

@@ -29,6 +29,12 @@ class RankAgreement:
         """Return rank 0's number; the others pass None."""
         return self._numbers([value or 0])[0]
 
+    def reals(self, values: list[float]) -> list[float]:
+        """Return rank 0's values; every rank passes as many."""
+        if self._alone:
+            return values
+        return self._broadcast(torch.tensor(values, dtype=torch.float64)).tolist()
+
     def plan(self, plan: RoundPlan | None) -> RoundPlan:
         """Return rank 0's plan; the others pass None. They get no rates."""
         if self._alone:
@@ -53,8 +59,10 @@ class RankAgreement:
     def _numbers(self, values: list[int]) -> list[int]:
         if self._alone:
             return values
-        sent = torch.tensor(values, dtype=torch.int64)
+        return self._broadcast(torch.tensor(values, dtype=torch.int64)).tolist()
+
+    def _broadcast(self, sent: torch.Tensor) -> torch.Tensor:
         torch.distributed.broadcast(
             sent, src=self._group.first_rank, group=self._group.cpu_group
         )
-        return sent.tolist()
+        return sent

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_tetris.adapter.penalties import uses_penalties
-from sglang_tetris.core.config import TetrisConfig, parse_request_max_drafts
+from sglang_tetris.core.config import TetrisConfig, parse_request
 from sglang_tetris.core.sampling_classes import sampling_class
 
 _ATTRIBUTE = "tetris_settings"
@@ -16,11 +16,13 @@ _MOST_PRIORITY = 8
 class RequestSettings:
     """limit: its drafts per round that users set, or None; weight: their worth.
 
+    target_tpot_ms: milliseconds per token that it is to keep to, or None.
     sampling_class: which requests' drafts are accepted by the same law.
     """
 
     limit: int | None
     weight: float
+    target_tpot_ms: float | None
     sampling_class: int
 
 
@@ -38,11 +40,13 @@ def settings_of(req: Any, config: TetrisConfig, high_first: bool) -> RequestSett
 
 def _settings(req: Any, config: TetrisConfig, high_first: bool) -> RequestSettings:
     params = req.sampling_params
-    own = parse_request_max_drafts(params.custom_params)
+    own = parse_request(params.custom_params)
+    target_tpot_ms = own.target_tpot_ms or config.target_tpot_ms
     priority = req.priority or 0
     steps = max(-_MOST_PRIORITY, min(_MOST_PRIORITY, priority))
     return RequestSettings(
-        limit=config.request_max_drafts(own),
+        limit=config.request_max_drafts(own.max_drafts),
+        target_tpot_ms=target_tpot_ms,
         weight=config.priority_weight ** (steps if high_first else -steps),
         sampling_class=sampling_class(
             # SGLang writes greedy as top_k 1.

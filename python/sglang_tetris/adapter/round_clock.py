@@ -6,13 +6,12 @@ unless a prompt step or an idle scheduler came in between.
 """
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglang_tetris.core.auto_policy import Load
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lap:
+class Lap(NamedTuple):
     """One measured part; `phase` is a name of core.round_cost."""
 
     phase: str

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from sglang_tetris.adapter.request_settings import (
     RequestSettings,
     draft_caps_host,
@@ -29,13 +27,6 @@ class RoundView:
     pool_rows: list[int]
     seq_lens: list[int]
     load: Load
-
-    def weights(self, device: str) -> torch.Tensor | None:
-        """Return `[bs]` float32, or None where all requests count alike."""
-        weights = [own.weight for own in self.settings]
-        if len(set(weights)) <= 1:
-            return None
-        return torch.tensor(weights, dtype=torch.float32, device=device)
 
 
 def view_of(

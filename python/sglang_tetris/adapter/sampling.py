@@ -60,7 +60,7 @@ class MatchSampler:
         on the path are replaced by what was sampled from.
         """
         penalties = self._penalties.begin(reqs)
-        grammars = _grammars(reqs)
+        grammars = grammars_of(reqs)
         simple = info.is_all_greedy and penalties is None and grammars is None
         if simple and not info.has_custom_logit_processor:
             if info.logit_bias is not None:
@@ -72,7 +72,7 @@ class MatchSampler:
             while walk.rows.numel():
                 self._level(walk, plan, logits, info, penalties, grammars, keep_logits)
         finally:
-            _roll_back(grammars, walk.advanced)
+            roll_back(grammars, walk.advanced)
         return walk.result()
 
     def _level(
@@ -86,19 +86,9 @@ class MatchSampler:
         keep_logits: bool,
     ) -> None:
         """Sample one row of each request still on its way down, and step down."""
-        level = info_of_rows(info, walk.requests)
-        if penalties is not None:
-            additive, scaling = penalties.at(walk.requests)
-            level.acc_additive_penalties, level.acc_scaling_penalties = (
-                additive,
-                scaling,
-            )
-        if grammars is not None:
-            level.grammars = [grammars[r] for r in walk.requests.tolist()]
-            if any(grammar is not None for grammar in level.grammars):
-                level.update_regex_vocab_mask()
-        rows = logits[walk.rows]
-        level.apply_logits_bias(rows)
+        level, rows = processed_rows(
+            logits, walk.rows, walk.requests, info, penalties, grammars
+        )
         if keep_logits:
             logits[walk.rows] = rows
         positions = plan.positions[walk.rows]
@@ -185,6 +175,32 @@ class _Walk:
         return child
 
 
+def processed_rows(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    requests: torch.Tensor,
+    info: SamplingBatchInfo,
+    penalties: RoundPenalties | None,
+    grammars: list[Any] | None,
+) -> tuple[SamplingBatchInfo, torch.Tensor]:
+    """Return what SGLang's sampler takes for some rows, one of each request.
+
+    That is their sampling parameters, and a copy of their logits `[rows, vocab]` with
+    penalties, grammar mask and bias applied.
+    """
+    level = info_of_rows(info, requests)
+    if penalties is not None:
+        additive, scaling = penalties.at(requests)
+        level.acc_additive_penalties, level.acc_scaling_penalties = additive, scaling
+    if grammars is not None:
+        level.grammars = [grammars[request] for request in requests.tolist()]
+        if any(grammar is not None for grammar in level.grammars):
+            level.update_regex_vocab_mask()
+    chosen = logits[rows]
+    level.apply_logits_bias(chosen)
+    return level, chosen
+
+
 def info_of_rows(info: SamplingBatchInfo, requests: torch.Tensor) -> SamplingBatchInfo:
     """Return the sampling parameters of these requests, one row each, without state.
 
@@ -225,12 +241,12 @@ def info_of_rows(info: SamplingBatchInfo, requests: torch.Tensor) -> SamplingBat
     )
 
 
-def _grammars(reqs: list[Any]) -> list[Any] | None:
+def grammars_of(reqs: list[Any]) -> list[Any] | None:
     grammars = [req.grammar for req in reqs]
     return grammars if any(grammar is not None for grammar in grammars) else None
 
 
-def _roll_back(grammars: list[Any] | None, advanced: list[int]) -> None:
+def roll_back(grammars: list[Any] | None, advanced: list[int]) -> None:
     """Undo the matchers' moves: the scheduler advances them over what was emitted."""
     for request, moves in enumerate(advanced):
         if moves:

@@ -69,9 +69,7 @@ def check_raw_args(server_args: Any) -> None:
     chosen = options.current()
     config = chosen.parsed()
     if config.verify == "rejection":
-        raise TetrisConfigError(
-            "--tetris-verify rejection is not available yet; use --tetris-verify match"
-        )
+        _refuse_with_rejection(server_args)
     if config.draft == "none":
         raise TetrisConfigError(
             "--tetris-draft none needs look-up drafts, which do not exist yet; name a "
@@ -139,6 +137,20 @@ def finish_server_args(server_args: Any) -> None:
         raise TetrisConfigError(
             f"tetris-config.kept_tokens must be more than the draft's "
             f"{server_args.speculative_num_steps} steps, got {kept}"
+        )
+
+
+def _refuse_with_rejection(server_args: Any) -> None:
+    if (server_args.speculative_eagle_topk or 1) > 1:
+        raise TetrisConfigError(
+            "--tetris-verify rejection verifies chains, not sampled trees: set "
+            "--speculative-eagle-topk 1, or use --tetris-verify match"
+        )
+    if server_args.enable_deterministic_inference:
+        raise TetrisConfigError(
+            "--tetris-verify rejection draws with noise of its own, so seeds cannot "
+            "hold: leave out --enable-deterministic-inference, or use --tetris-verify "
+            "match"
         )
 
 

@@ -3,7 +3,8 @@
 The first line is a header; then one line per round:
 
     round, time_s, batch_size, total_kv_tokens, depth, reason, draft_budget
-    laps       seconds of each measured part
+    laps       measured parts since the last line: phase, tokens, batch_size,
+               total_kv_tokens, seconds
     requests   for each request with drafts: rid, position (tokens emitted before the
                round), sampling_class, parents and probs of its tree as the draft gave
                them, kept (verified nodes), path (correct ones, from the root down)
@@ -76,7 +77,7 @@ class TraceWriter:
             "depth": plan.depth,
             "reason": plan.reason,
             "draft_budget": draft_budget,
-            "laps": {lap.phase: round(lap.time_s, 6) for lap in laps},
+            "laps": [[*lap[:-1], round(lap.time_s, 7)] for lap in laps],
             "requests": [],
         }
         parents, probs = trees.parents.tolist(), trees.accept_probs.tolist()

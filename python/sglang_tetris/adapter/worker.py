@@ -21,6 +21,7 @@ from sglang.srt.managers.scheduler_components.output_streamer import (
 )
 from sglang.srt.runtime_context import (
     get_device,
+    get_exec,
     get_parallel,
     get_schedule,
     get_spec,
@@ -37,11 +38,14 @@ from sglang_tetris.adapter.drafting import Drafting
 from sglang_tetris.adapter.memory import draft_memory
 from sglang_tetris.adapter.penalties import PenaltyState
 from sglang_tetris.adapter.rank_agreement import RankAgreement
+from sglang_tetris.adapter.rejection_sampling import RejectionSampler
 from sglang_tetris.adapter.reporting import RoundReporter
 from sglang_tetris.adapter.round_clock import RoundClock
 from sglang_tetris.adapter.round_planner import RoundPlanner
 from sglang_tetris.adapter.round_view import RoundView, view_of
+from sglang_tetris.adapter.sampled_chains import ChainSampler
 from sglang_tetris.adapter.sampling import MatchSampler
+from sglang_tetris.adapter.service_levels import ServiceLevels
 from sglang_tetris.adapter.target_forward import TargetForward
 from sglang_tetris.adapter.trace import TraceWriter
 from sglang_tetris.core import (
@@ -90,12 +94,13 @@ class TetrisWorker(EAGLEWorkerV2):
         self._high_first = not get_schedule().schedule_low_priority_values_first
         path = self.config.cost_table
         self._cost_table = None if path is None else read_cost_table(path)
+        self._agreement = RankAgreement(get_parallel().tp_group)
+        self._levels = ServiceLevels(self._agreement)
         self.planner = self.make_planner(self.config.budget)
         self.reporter = RoundReporter()
         self._clock = RoundClock(waits=self.device != "cpu")
-        self._sampler = MatchSampler(
-            runner.sampler, PenaltyState(runner.model_config.vocab_size, self.device)
-        )
+        self._penalties = PenaltyState(runner.model_config.vocab_size, self.device)
+        self._sampler = MatchSampler(runner.sampler, self._penalties)
         self._trace = self._make_trace()
         self._target = TargetForward(
             target_worker,
@@ -114,11 +119,30 @@ class TetrisWorker(EAGLEWorkerV2):
             make_coverage(self._draft_worker, self.config.kept_tokens),
             self._clock,
         )
+        if self.config.verify == "rejection":
+            self._use_rejection()
         warm_up(self, self.config.budget)
         self._draft_memory = draft_memory(
             self._target_worker.model_runner,
             self._draft_worker.draft_runner,
             self._drafting.coverage.kept_bytes,
+        )
+
+    def _use_rejection(self) -> None:
+        """Draw drafts instead of taking the likeliest, and verify by their laws."""
+        chains = ChainSampler(
+            seed=self.server_args.random_seed,
+            device=self.device,
+            rule=self.config.value_rule,
+            token_ids=self._draft_worker.hot_token_id,
+            vocab_size=self._target_worker.model_runner.model_config.vocab_size,
+        )
+        self._draft_worker.sampler = chains
+        self._rejection = RejectionSampler(
+            chains,
+            self._penalties,
+            block=self.config.block_verification,
+            one_after_the_other=get_exec().kernel.sampling_backend == "flashinfer",
         )
 
     def make_planner(self, budget: BudgetSpec) -> RoundPlanner:
@@ -127,14 +151,15 @@ class TetrisWorker(EAGLEWorkerV2):
             budget,
             num_steps=self.speculative_num_steps,
             topk=self.topk,
-            agreement=RankAgreement(get_parallel().tp_group),
+            agreement=self._agreement,
             cost_table=self._cost_table,
             draft_always=self.config.draft_always,
+            lagged=self.config.verify == "rejection",
         )
 
     def _make_trace(self) -> TraceWriter | None:
         path = self.config.trace
-        if path is None or not RankAgreement(get_parallel().tp_group).decides:
+        if path is None or not self._agreement.decides:
             return None
         header = {
             "draft": options.current().draft_kind,
@@ -205,7 +230,7 @@ class TetrisWorker(EAGLEWorkerV2):
         self.planner.first_round(view.load)
         rows = self._drafting.rows(view, self.planner.plan)
         trees = self._drafting.trees(batch, view, rows, self.planner.plan.depth)
-        draft_budget, allocation = self._allocate(trees, view)
+        draft_budget, allocation = self._allocate(batch, trees, view)
         plan = build_verify_plan(
             trees,
             allocation,
@@ -234,17 +259,22 @@ class TetrisWorker(EAGLEWorkerV2):
             next_draft_input=state,
         )
 
-    def _allocate(self, trees: DraftTrees, view: RoundView) -> tuple[int, Allocation]:
+    def _allocate(
+        self, batch: Any, trees: DraftTrees, view: RoundView
+    ) -> tuple[int, Allocation]:
         caps = torch.tensor(view.caps, dtype=torch.int64, device=self.device)
-        weights = view.weights(self.device)
-        draft_budget = 0
-        if trees.max_nodes:
-            everything = select_draft_tokens(
-                trees, draft_budget=trees.tokens.numel(), max_drafts=caps
-            )
-            draft_budget = self.planner.draft_budget(
-                trees, view.load, everything.keep, weights
-            )
+        if not trees.max_nodes:
+            return 0, select_draft_tokens(trees, draft_budget=0)
+        values = self._levels.weights(batch.reqs, view.settings)
+        weights = None
+        if values is not None:
+            weights = torch.tensor(values, dtype=torch.float32, device=self.device)
+        everything = select_draft_tokens(
+            trees, draft_budget=trees.tokens.numel(), max_drafts=caps
+        )
+        draft_budget = self.planner.draft_budget(
+            trees, view.load, everything.keep, weights
+        )
         allocation = select_draft_tokens(
             trees, draft_budget=draft_budget, max_drafts=caps, weights=weights
         )
@@ -263,13 +293,12 @@ class TetrisWorker(EAGLEWorkerV2):
         self, batch: Any, plan: VerifyPlan, target: Any, view: RoundView
     ) -> AcceptResult:
         logits = target.next_token_logits
-        accepted = self._sampler.accept(
-            plan,
-            logits,
-            batch.sampling_info,
-            batch.reqs,
-            keep_logits=batch.return_logprob,
-        )
+        arguments = (plan, logits, batch.sampling_info, batch.reqs)
+        keep, laws = batch.return_logprob, self._drafting.laws
+        if laws is None or batch.sampling_info.is_all_greedy:
+            accepted = self._sampler.accept(*arguments, keep_logits=keep)
+        else:
+            accepted = self._rejection.accept(*arguments, laws, keep_logits=keep)
         if batch.return_logprob:
             emitted = torch.zeros_like(plan.input_ids)
             on_path = accepted.accept_index >= 0

@@ -62,22 +62,39 @@ def parse_budget(value: str | int) -> BudgetSpec:
     return BudgetSpec("mean" if match[2] else "fixed", int(match[1]))
 
 
-def parse_request_max_drafts(custom_params: Mapping[str, object] | None) -> int | None:
-    """Return a request's own cap from `{"tetris": {"max_drafts": n}}`, None = no cap.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestConfig:
+    """A request's own settings; None = the server's.
 
-    n = 0 is plain decoding. Keys beside "tetris" belong to others and are left alone;
-    an unknown key within it is a TetrisConfigError, as is a value that is not an int
-    >= 0.
+    max_drafts      cap on its drafts per round, 0 = plain decoding
+    target_tpot_ms  milliseconds per token that it is to keep to
+    """
+
+    max_drafts: int | None = None
+    target_tpot_ms: float | None = None
+
+
+def parse_request(custom_params: Mapping[str, object] | None) -> RequestConfig:
+    """Parse a request's `custom_params`: {"tetris": {"max_drafts": n, ...}}.
+
+    Keys beside "tetris" belong to others and are left alone. TetrisConfigError for an
+    unknown key within it, and for a value that is not valid.
     """
     params = (custom_params or {}).get("tetris")
     if params is None:
-        return None
+        return RequestConfig()
     if not isinstance(params, Mapping):
         raise TetrisConfigError(
             f"custom_params.tetris must be an object, got {params!r}"
         )
-    _refuse_unknown("custom_params.tetris", params, ("max_drafts",))
-    return _optional_count("custom_params.tetris.max_drafts", params.get("max_drafts"))
+    where = "custom_params.tetris"
+    _refuse_unknown(where, params, ("max_drafts", "target_tpot_ms"))
+    return RequestConfig(
+        max_drafts=_optional_count(f"{where}.max_drafts", params.get("max_drafts")),
+        target_tpot_ms=_optional_positive(
+            f"{where}.target_tpot_ms", params.get("target_tpot_ms")
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

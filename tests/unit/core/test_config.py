@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_tetris.core import FixedBudget, MeanBudget, TetrisConfig, TetrisConfigError
-from sglang_tetris.core.config import parse_budget, parse_request_max_drafts
+from sglang_tetris.core.config import parse_budget, parse_request
 
 
 def test_defaults():
@@ -88,7 +88,7 @@ def test_a_request_can_only_lower_its_cap():
     + [({"tetris": {"max_drafts": n}}, n) for n in (0, 5, None)],
 )
 def test_request_parameters(params, cap):
-    assert parse_request_max_drafts(params) == cap
+    assert parse_request(params).max_drafts == cap
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_request_parameters(params, cap):
 )
 def test_bad_request_parameters(tetris, message):
     with pytest.raises(TetrisConfigError, match=message):
-        parse_request_max_drafts({"tetris": tetris})
+        parse_request({"tetris": tetris})

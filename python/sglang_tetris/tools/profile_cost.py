@@ -1,0 +1,219 @@
+"""Measure what rounds cost on a server, for `--tetris-cost-table`.
+
+    python -m sglang_tetris.tools.profile_cost cost.json [-- LAUNCH FLAGS]
+
+Starts a TETRIS server (of the flags after `--`, by default the demo's), keeps N
+requests running for several N, greedy, sampled, and with top-p, and changes the budget
+from 0 (plain decoding) upwards while they run. Every round's parts are measured by the
+server itself, through its trace. Writes the fitted table as JSON with its provenance,
+and a plot of the measured and the fitted times beside it. Nothing else should run
+meanwhile.
+"""
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import defaultdict
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from sglang_tetris.core.cost_table import PHASES, CostSample, CostTable
+from sglang_tetris.tools.arms import TETRIS, make_arm
+from sglang_tetris.tools.prepare_model import prepare
+from sglang_tetris.tools.server_process import ServerError, running_server
+
+BUDGETS = ("0", "1x", "0", "2x", "1", "64x")
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "multinomial": {"temperature": 1.0},
+    "sorted": {"temperature": 1.0, "top_p": 0.9},
+}
+ROUNDS_PER_BUDGET = 10
+MAX_TOKENS = 1000
+TIMEOUT_S = 600
+VERIFY = "verify"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, fit and write; 0, or 1 after a message on standard error."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument(
+        "--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32]
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS_PER_BUDGET)
+    parser.add_argument("flags", nargs="*", help="of launch_server, after --")
+    options = parser.parse_args(arguments)
+    flags = options.flags or list(make_arm(TETRIS, prepare()).flags)
+    try:
+        samples = measure(flags, options.concurrency, options.rounds)
+        table = fit(samples)
+    except (ServerError, OSError, ValueError) as error:
+        print(f"profile_cost: {error}", file=sys.stderr)
+        return 1
+    provenance = {
+        "command": shlex.join([Path(sys.argv[0]).name, *(arguments or sys.argv[1:])]),
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {platform.processor() or 'unknown'}",
+        "sglang": metadata.version("sglang"),
+        "samples": {phase: len(found) for phase, found in samples.items()},
+    }
+    written = json.loads(table.to_json()) | {"provenance": provenance}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(written, indent=1) + "\n")
+    image = options.output.with_suffix(".png")
+    plot(samples, table, image)
+    print(f"wrote {options.output} and {image}")
+    return 0
+
+
+def measure(
+    flags: list[str], concurrencies: list[int], rounds: int
+) -> dict[str, list[CostSample]]:
+    """Return the measured parts of rounds, by phase."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        own = ("--tetris-trace", str(trace), "--tetris-budget", "0")
+        log = Path(folder) / "server.log"
+        steps = len(concurrencies) * len(SAMPLING) * len(BUDGETS)
+        with Progress() as progress:
+            bar = progress.add_task("starting the server", total=steps)
+            with running_server((*flags, *own), log_path=log) as server:
+                for num_requests in concurrencies:
+                    for kind, params in SAMPLING.items():
+                        progress.update(bar, description=f"{num_requests} x {kind}")
+                        with _Load(server.url, num_requests, params):
+                            for budget in BUDGETS:
+                                _set_budget(server.url, budget)
+                                _await_rounds(trace, rounds)
+                                progress.advance(bar)
+        return _samples(trace)
+
+
+def fit(samples: dict[str, list[CostSample]]) -> CostTable:
+    """Return the table of the measured parts; ValueError if one was not measured."""
+    missing = {VERIFY, "decode"} - set(samples)
+    if missing:
+        raise ValueError(f"no round measured the phases {sorted(missing)}")
+    phases = {name: CostTable.fit(samples[name]) for name in PHASES if name in samples}
+    return replace(CostTable.fit(samples[VERIFY]), phases=phases)
+
+
+def plot(samples: dict[str, list[CostSample]], table: CostTable, path: Path) -> None:
+    """Draw measured and fitted milliseconds over rows, one panel per phase."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [name for name in (VERIFY, *PHASES) if name in samples]
+    figure, axes = pyplot.subplots(2, -(-len(names) // 2), figsize=(14, 6))
+    for axis, name in zip(axes.flat, names, strict=False):
+        fitted = table if name == VERIFY else table.phases[name]
+        for values, mark, label in (
+            ([s.step_time_s for s in samples[name]], ".", "measured"),
+            ([_time_of(fitted, s) for s in samples[name]], "x", "fitted"),
+        ):
+            rows = [sample.total_verify_tokens for sample in samples[name]]
+            axis.plot(
+                rows, [1e3 * value for value in values], mark, label=label, alpha=0.5
+            )
+        axis.set(title=name, xlabel="rows", ylabel="ms", xscale="log", yscale="log")
+    for axis in list(axes.flat)[len(names) :]:
+        axis.axis("off")
+    axes.flat[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+class _Load:
+    """Keeps so many requests running, as a context."""
+
+    def __init__(self, url: str, num_requests: int, params: dict[str, float]) -> None:
+        self._url, self._params = url, params
+        self._num_requests = num_requests
+        self._threads: list[threading.Thread] = []
+        self._over = False
+
+    def __enter__(self) -> "_Load":
+        for place in range(self._num_requests):
+            thread = threading.Thread(target=self._run, args=(place,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        _post(f"{self._url}/abort_request", {"abort_all": True})
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
+
+    def _run(self, place: int) -> None:
+        params = {"max_new_tokens": MAX_TOKENS, "ignore_eos": True, **self._params}
+        text = f"Write a long story about the number {place}."
+        while not self._over:
+            body = {"text": text, "sampling_params": params}
+            _post(f"{self._url}/generate", body)
+
+
+def _await_rounds(trace: Path, rounds: int) -> None:
+    """Wait until the trace has grown by so many rounds."""
+    target = _num_lines(trace) + rounds
+    deadline = time.monotonic() + TIMEOUT_S
+    while _num_lines(trace) < target:
+        if time.monotonic() > deadline:
+            raise ServerError(f"the server ran no {rounds} rounds in {TIMEOUT_S} s")
+        time.sleep(0.05)
+
+
+def _num_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(
+            block.count(b"\n") for block in iter(lambda: file.read(1 << 16), b"")
+        )
+
+
+def _samples(trace: Path) -> dict[str, list[CostSample]]:
+    found: dict[str, list[CostSample]] = defaultdict(list)
+    with trace.open(encoding="utf-8") as lines:
+        next(lines)
+        for line in lines:
+            for phase, tokens, batch_size, kv, time_s in json.loads(line)["laps"]:
+                if time_s > 0:
+                    found[phase].append(CostSample(tokens, batch_size, kv, time_s))
+    return dict(found)
+
+
+def _time_of(table: CostTable, sample: CostSample) -> float:
+    return table.step_time_s(
+        total_verify_tokens=sample.total_verify_tokens,
+        batch_size=sample.batch_size,
+        total_kv_tokens=sample.total_kv_tokens,
+    )
+
+
+def _set_budget(url: str, budget: str) -> None:
+    _post(f"{url}/tetris/budget", {"draft_budget": budget})
+
+
+def _post(url: str, body: dict[str, Any]) -> None:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+        reply.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

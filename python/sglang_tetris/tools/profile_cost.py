@@ -31,7 +31,11 @@ from rich.progress import Progress
 from sglang_tetris.core.cost_table import PHASES, CostSample, CostTable
 from sglang_tetris.tools.arms import TETRIS, make_arm
 from sglang_tetris.tools.prepare_model import prepare
-from sglang_tetris.tools.server_process import ServerError, running_server
+from sglang_tetris.tools.server_process import (
+    ServerError,
+    exit_on_signals,
+    running_server,
+)
 
 BUDGETS = ("0", "1x", "0", "2x", "1", "64x")
 SAMPLING: dict[str, dict[str, float]] = {
@@ -55,10 +59,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS_PER_BUDGET)
     parser.add_argument("flags", nargs="*", help="of launch_server, after --")
     options = parser.parse_args(arguments)
+    exit_on_signals()
     flags = options.flags or list(make_arm(TETRIS, prepare()).flags)
     try:
         samples = measure(flags, options.concurrency, options.rounds)
         table = fit(samples)
+    except KeyboardInterrupt:
+        return 130
     except (ServerError, OSError, ValueError) as error:
         print(f"profile_cost: {error}", file=sys.stderr)
         return 1

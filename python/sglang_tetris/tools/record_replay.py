@@ -30,7 +30,11 @@ from typing import Any
 from sglang_tetris.core.sampling_classes import sampling_class
 from sglang_tetris.tools.arms import DRAFTS, TETRIS, Shape, make_arm
 from sglang_tetris.tools.prepare_model import PreparedModels, prepare
-from sglang_tetris.tools.server_process import ServerError, running_server
+from sglang_tetris.tools.server_process import (
+    ServerError,
+    exit_on_signals,
+    running_server,
+)
 
 FORMAT = "sglang_tetris.replay/1"
 CHAIN = Shape(num_steps=8, topk=1, num_draft_tokens=9)
@@ -52,12 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--concurrency", type=int, default=16)
     options = parser.parse_args(arguments)
+    exit_on_signals()
     prompts = json.loads(options.prompts.read_text(encoding="utf-8"))
     try:
         models = prepare()
         chains, tree_rounds = (
             record(shape, models, prompts, options) for shape in (CHAIN, TREE)
         )
+    except KeyboardInterrupt:
+        return 130
     except (ServerError, OSError, RuntimeError) as error:
         print(f"record_replay: {error}", file=sys.stderr)
         return 1

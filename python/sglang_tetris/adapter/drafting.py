@@ -22,8 +22,9 @@ from sglang_tetris.adapter.draft_rows import (
     spread_trees,
 )
 from sglang_tetris.adapter.round_clock import RoundClock
+from sglang_tetris.adapter.round_record import RoundRecord
 from sglang_tetris.adapter.round_view import RoundView
-from sglang_tetris.core import AcceptResult, DraftTrees
+from sglang_tetris.core import DraftTrees
 from sglang_tetris.core.auto_policy import RoundPlan
 
 
@@ -104,16 +105,15 @@ class Drafting:
     def after_round(
         self,
         batch: Any,
-        view: RoundView,
+        done: RoundRecord,
         plan: RoundPlan,
-        accepted: AcceptResult,
-        lens_host: list[int],
         hidden: torch.Tensor | None,
     ) -> EagleDraftInput:
         """Return the next round's state; `plan` is that round's.
 
         hidden  the target's hidden states at the verified rows, or None
         """
+        view, accepted, lens_host = done.view, done.accepted, done.accept_lens
         on_path = accepted.accept_index >= 0
         tokens = accepted.accept_tokens[on_path]
         if hidden is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_tetris.adapter.penalties import PenaltyState
@@ -17,6 +18,7 @@ from sglang_tetris.adapter.sampled_chains import ChainSampler
 from sglang_tetris.adapter.sampling import grammars_of, processed_rows, roll_back
 from sglang_tetris.adapter.target_law import target_law
 from sglang_tetris.core import AcceptResult, VerifyPlan, verify_chains
+from sglang_tetris.core.config import TetrisConfig
 
 
 class RejectionSampler:
@@ -48,15 +50,18 @@ class RejectionSampler:
         draft_probs: torch.Tensor,
         *,
         keep_logits: bool,
-    ) -> AcceptResult:
+    ) -> tuple[AcceptResult, list[int]]:
         """Return the accepted part of each chain and the tokens to emit.
+
+        Beside it the requests whose grammar a draft would end.
 
         logits       [T, vocab], the target's; with keep_logits replaced by processed
         draft_probs  [bs, N, Vd], the laws that the drafts were drawn from
         """
-        target_probs = self._target_probs(plan, logits, info, reqs, keep_logits)
+        ended: list[int] = []
+        target_probs = self._target_probs(plan, logits, info, reqs, keep_logits, ended)
         bs, num_laws = draft_probs.shape[:2]
-        return verify_chains(
+        accepted = verify_chains(
             plan,
             target_probs=target_probs,
             draft_probs=draft_probs,
@@ -65,6 +70,7 @@ class RejectionSampler:
             draft_token_ids=self._chains.token_ids,
             block=self._block,
         )
+        return accepted, ended
 
     def _target_probs(
         self,
@@ -73,6 +79,7 @@ class RejectionSampler:
         info: SamplingBatchInfo,
         reqs: list[Any],
         keep_logits: bool,
+        ended: list[int],
     ) -> torch.Tensor:
         """The target's law at every row, `[T, vocab]` float32.
 
@@ -100,9 +107,9 @@ class RejectionSampler:
                     if penalties is not None:
                         penalties.emit(requests, tokens)
                     if grammars is not None:
-                        requests, rows = _advance(
-                            grammars, requests, rows, tokens, advanced
-                        )
+                        goes_on = _advance(grammars, requests, tokens, advanced)
+                        ended += requests[~goes_on].tolist()
+                        requests, rows = requests[goes_on], rows[goes_on]
                     if not rows.numel():
                         break
                 level, chosen = processed_rows(
@@ -123,11 +130,10 @@ class RejectionSampler:
 def _advance(
     grammars: list[Any],
     requests: torch.Tensor,
-    rows: torch.Tensor,
     tokens: torch.Tensor,
     advanced: list[int],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Move the matchers over one draft each; drop requests whose grammar has ended."""
+) -> torch.Tensor:
+    """Move the matchers over one draft each; return which grammars go on, `[n]`."""
     goes_on = []
     for request, token in zip(requests.tolist(), tokens.tolist(), strict=True):
         grammar = grammars[request]
@@ -135,5 +141,25 @@ def _advance(
             grammar.accept_token(token)
             advanced[request] += 1
         goes_on.append(grammar is None or not grammar.is_terminated())
-    kept = torch.tensor(goes_on, dtype=torch.bool, device=rows.device)
-    return requests[kept], rows[kept]
+    return torch.tensor(goes_on, dtype=torch.bool, device=requests.device)
+
+
+def make_rejection(
+    config: TetrisConfig, draft_worker: Any, penalties: PenaltyState
+) -> RejectionSampler:
+    """Let the draft worker draw its tokens, and return what verifies them."""
+    runner = draft_worker.target_worker.model_runner
+    chains = ChainSampler(
+        seed=draft_worker.server_args.random_seed,
+        device=draft_worker.device,
+        rule=config.value_rule,
+        token_ids=draft_worker.hot_token_id,
+        vocab_size=runner.model_config.vocab_size,
+    )
+    draft_worker.sampler = chains
+    return RejectionSampler(
+        chains,
+        penalties,
+        block=config.block_verification,
+        one_after_the_other=get_exec().kernel.sampling_backend == "flashinfer",
+    )

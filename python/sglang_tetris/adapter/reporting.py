@@ -11,7 +11,8 @@ token included; trimmed = proposed - verified.
 import logging
 from typing import Any
 
-from sglang_tetris.core.metrics import DraftCounters
+from sglang_tetris.adapter.round_record import RoundRecord
+from sglang_tetris.core.metrics import DraftCounters, count_round
 
 logger = logging.getLogger(__name__)
 
@@ -42,26 +43,25 @@ class RoundReporter:
         self._draft_budget = 0
         self._metrics: _Metrics | None = None
 
-    def record_round_host(
-        self,
-        reqs: list[Any],
-        planner: Any,
-        draft_budget: int,
-        max_drafts: list[int | None],
-        counters: list[DraftCounters],
-    ) -> None:
-        """Add one round; each list has one entry per request.
+    def record_round_host(self, done: RoundRecord, planner: Any) -> None:
+        """Add one round.
 
-        planner is the budget as the user wrote it and the reasons for what it came to,
-        draft_budget what it came to in this step.
+        planner is the budget as the user wrote it, and the reasons for what it came to.
         """
+        nodes = zip(done.trees.num_nodes.tolist(), done.view.caps, strict=True)
+        counters = count_round(
+            num_nodes=[min(drafted, cap) for drafted, cap in nodes],
+            verify_lens=done.allocation.verify_lens.tolist(),
+            accept_lens=done.accept_lens,
+        )
         self.num_steps += 1
-        self._planner, self._draft_budget = planner, draft_budget
+        self._planner, self._draft_budget = planner, done.draft_budget
         budget_text = str(planner)
         round_counts = DraftCounters()
-        for req, limit, counts in zip(reqs, max_drafts, counters, strict=True):
+        settings = done.view.settings
+        for req, own, counts in zip(done.reqs, settings, counters, strict=True):
             before = vars(req).get(_ATTRIBUTE, (DraftCounters(), None, None))[0]
-            setattr(req, _ATTRIBUTE, (before + counts, budget_text, limit))
+            setattr(req, _ATTRIBUTE, (before + counts, budget_text, own.limit))
             round_counts = round_counts + counts
         self.totals = self.totals + round_counts
         self._since_log = self._since_log + round_counts

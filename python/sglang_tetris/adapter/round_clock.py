@@ -60,10 +60,13 @@ class RoundClock:
         self._last = now
 
     def take(self) -> list[Lap]:
-        """Return the laps since the last call; the next one begins now."""
+        """Return the laps since the last call."""
         laps, self.laps = self.laps, []
-        self._last = time.perf_counter()
         return laps
+
+    def skip(self) -> None:
+        """Let the next lap begin now."""
+        self._last = time.perf_counter()
 
     def end(self, load: Load) -> None:
         """End the round; the time up to the next start belongs to no part of it."""

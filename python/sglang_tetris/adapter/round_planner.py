@@ -17,7 +17,8 @@ import torch
 from sglang_tetris.adapter import reserve
 from sglang_tetris.adapter.rank_agreement import RankAgreement
 from sglang_tetris.adapter.round_clock import Lap
-from sglang_tetris.core import Allocation, CostTable, DraftTrees, path_survival
+from sglang_tetris.adapter.round_record import RoundRecord
+from sglang_tetris.core import CostTable, DraftTrees, path_survival
 from sglang_tetris.core.auto_policy import AutoPolicy, Load, RoundPlan
 from sglang_tetris.core.config import BudgetSpec
 from sglang_tetris.core.round_cost import RoundCost
@@ -107,14 +108,7 @@ class RoundPlanner:
             )
         return self._agreement.number(budget)
 
-    def observe(
-        self,
-        laps: list[Lap],
-        trees: DraftTrees,
-        rows: list[int],
-        allocation: Allocation,
-        num_correct: int,
-    ) -> None:
+    def observe(self, done: RoundRecord, laps: list[Lap]) -> None:
         """Learn from a round: what its parts took, what its drafts were worth."""
         if self._fixed is not None or not self._agreement.decides:
             return
@@ -126,14 +120,15 @@ class RoundPlanner:
                 total_kv_tokens=lap.total_kv_tokens,
                 time_s=lap.time_s,
             )
-        if rows and trees.max_nodes:
+        if done.rows and done.trees.max_nodes:
+            trees, expected = done.trees, done.allocation.expected_correct_drafts
             depths = torch.where(trees.is_node(), node_depths_torch(trees), 0)
             self.policy.observe_drafts(
-                self.plan,
-                path_survival(trees)[rows].cpu().numpy(),
-                depths[rows].cpu().numpy(),
-                num_expected=float(allocation.expected_correct_drafts.sum()),
-                num_correct=num_correct,
+                done.decided,
+                path_survival(trees)[done.rows].cpu().numpy(),
+                depths[done.rows].cpu().numpy(),
+                num_expected=float(expected.sum()),
+                num_correct=done.num_correct_drafts,
             )
 
     def describe(self) -> dict[str, Any]:

@@ -53,8 +53,10 @@ class MatchSampler:
         reqs: list[Any],
         *,
         keep_logits: bool,
-    ) -> AcceptResult:
+    ) -> tuple[AcceptResult, list[int]]:
         """Return the path each request follows and the tokens it emits.
+
+        Beside it the requests whose grammar ended before their path did.
 
         logits  [T, vocab], the target's at the plan's rows; with keep_logits the rows
         on the path are replaced by what was sampled from.
@@ -66,14 +68,14 @@ class MatchSampler:
             if info.logit_bias is not None:
                 lens = plan.verify_lens.to(torch.int64)
                 logits += info.logit_bias.repeat_interleave(lens, 0)
-            return match_tree(plan, logits.argmax(-1))
+            return match_tree(plan, logits.argmax(-1)), []
         walk = _Walk(plan)
         try:
             while walk.rows.numel():
                 self._level(walk, plan, logits, info, penalties, grammars, keep_logits)
         finally:
             roll_back(grammars, walk.advanced)
-        return walk.result()
+        return walk.result(), walk.ended
 
     def _level(
         self,
@@ -121,6 +123,7 @@ class _Walk:
         self._depth = 0
         # How often each request's grammar was advanced, to be undone.
         self.advanced = [0] * bs
+        self.ended: list[int] = []
 
     def step(self, tokens: torch.Tensor, grammars: list[Any] | None) -> None:
         """Emit one token per walking request and go on with those that have a child."""
@@ -172,6 +175,7 @@ class _Walk:
             self.advanced[request] += 1
             if grammar.is_terminated():
                 child[place] = -1
+                self.ended.append(request)
         return child
 
 

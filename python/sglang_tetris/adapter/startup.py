@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from sglang_tetris.adapter import draft_config, options, trace
+from sglang_tetris.adapter.calibration import read_calibration
 from sglang_tetris.adapter.cost_file import read_cost_table
 from sglang_tetris.adapter.cpu_device.names import ATTENTION_BACKEND
 from sglang_tetris.core.errors import TetrisConfigError
@@ -77,6 +78,8 @@ def check_raw_args(server_args: Any) -> None:
         )
     if config.trace is not None:
         trace.check_writable(config.trace)
+    if config.calibration and config.calibration_path is not None:
+        read_calibration(config.calibration_path)
     if config.cost_table is not None:
         read_cost_table(config.cost_table)
     path = server_args.speculative_draft_model_path

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sglang_tetris.adapter.round_clock import Lap
-from sglang_tetris.adapter.round_view import RoundView
-from sglang_tetris.core import AcceptResult, Allocation, DraftTrees, VerifyPlan
-from sglang_tetris.core.auto_policy import RoundPlan
+from sglang_tetris.adapter.round_record import RoundRecord
 from sglang_tetris.core.errors import TetrisConfigError
 
 logger = logging.getLogger(__name__)
@@ -53,18 +51,7 @@ class TraceWriter:
         self._file: TextIO | None = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
         self._write({"format": FORMAT, **header})
 
-    def record_round_host(
-        self,
-        reqs: list[Any],
-        view: RoundView,
-        plan: RoundPlan,
-        draft_budget: int,
-        laps: list[Lap],
-        trees: DraftTrees,
-        allocation: Allocation,
-        verify_plan: VerifyPlan,
-        accepted: AcceptResult,
-    ) -> None:
+    def record_round_host(self, done: RoundRecord, laps: list[Lap]) -> None:
         """Write one round; waits for an accelerator."""
         self._num_rounds += 1
         if self._file is None:
@@ -72,37 +59,42 @@ class TraceWriter:
         line = {
             "round": self._num_rounds,
             "time_s": round(time.monotonic() - self._begin, 6),
-            "batch_size": view.load.batch_size,
-            "total_kv_tokens": view.load.total_kv_tokens,
-            "depth": plan.depth,
-            "reason": plan.reason,
-            "draft_budget": draft_budget,
+            "batch_size": done.view.load.batch_size,
+            "total_kv_tokens": done.view.load.total_kv_tokens,
+            "depth": done.decided.depth,
+            "reason": done.decided.reason,
+            "draft_budget": done.draft_budget,
             "laps": [[*lap[:-1], round(lap.time_s, 7)] for lap in laps],
-            "requests": [],
+            "requests": self._requests(done),
         }
+        self._write(line)
+
+    def _requests(self, done: RoundRecord) -> list[dict[str, Any]]:
+        trees = done.drafted
         parents, probs = trees.parents.tolist(), trees.accept_probs.tolist()
         tokens, counts = trees.tokens.tolist(), trees.num_nodes.tolist()
-        keep, node_ids = allocation.keep.tolist(), verify_plan.node_ids.tolist()
-        rows, emitted = accepted.accept_index.tolist(), accepted.accept_tokens.tolist()
-        for place, req in enumerate(reqs):
+        keep, node_ids = done.allocation.keep.tolist(), done.plan.node_ids.tolist()
+        rows = done.accepted.accept_index.tolist()
+        emitted = done.accepted.accept_tokens.tolist()
+        entries = []
+        for place, req in enumerate(done.reqs):
             count = counts[place]
             if not count:
                 continue
-            path = [node_ids[row] for row in rows[place][1:] if row >= 0]
             entry = {
                 "rid": req.rid,
                 "position": len(req.output_ids),
-                "sampling_class": view.settings[place].sampling_class,
+                "sampling_class": done.view.settings[place].sampling_class,
                 "parents": parents[place][:count],
                 "probs": [float(f"{prob:.4g}") for prob in probs[place][:count]],
                 "kept": [node for node in range(count) if keep[place][node]],
-                "path": path,
+                "path": [node_ids[row] for row in rows[place][1:] if row >= 0],
             }
             if self._tokens:
                 entry["tokens"] = tokens[place][:count]
                 entry["emitted"] = [token for token in emitted[place] if token >= 0]
-            line["requests"].append(entry)
-        self._write(line)
+            entries.append(entry)
+        return entries
 
     def _write(self, line: dict[str, Any]) -> None:
         try:

@@ -14,14 +14,12 @@ speculative/eagle_worker_v2.py.
 from typing import Any
 
 import torch
-from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.scheduler_components.output_streamer import (
     SchedulerOutputStreamer,
 )
 from sglang.srt.runtime_context import (
     get_device,
-    get_exec,
     get_parallel,
     get_schedule,
     get_spec,
@@ -31,6 +29,8 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.adapter import options
+from sglang_tetris.adapter.calibration import RoundCalibration
+from sglang_tetris.adapter.commit import add_logprobs, commit_kv
 from sglang_tetris.adapter.cost_file import read_cost_table
 from sglang_tetris.adapter.draft_coverage import make_coverage
 from sglang_tetris.adapter.draft_kinds import EagleTreeDrafter, StandaloneTreeDrafter
@@ -38,12 +38,12 @@ from sglang_tetris.adapter.drafting import Drafting
 from sglang_tetris.adapter.memory import draft_memory
 from sglang_tetris.adapter.penalties import PenaltyState
 from sglang_tetris.adapter.rank_agreement import RankAgreement
-from sglang_tetris.adapter.rejection_sampling import RejectionSampler
+from sglang_tetris.adapter.rejection_sampling import make_rejection
 from sglang_tetris.adapter.reporting import RoundReporter
 from sglang_tetris.adapter.round_clock import RoundClock
 from sglang_tetris.adapter.round_planner import RoundPlanner
+from sglang_tetris.adapter.round_record import RoundRecord
 from sglang_tetris.adapter.round_view import RoundView, view_of
-from sglang_tetris.adapter.sampled_chains import ChainSampler
 from sglang_tetris.adapter.sampling import MatchSampler
 from sglang_tetris.adapter.service_levels import ServiceLevels
 from sglang_tetris.adapter.target_forward import TargetForward
@@ -54,7 +54,6 @@ from sglang_tetris.core import (
     DraftTrees,
     VerifyPlan,
     build_verify_plan,
-    count_round,
     select_draft_tokens,
 )
 from sglang_tetris.core.config import BudgetSpec
@@ -101,7 +100,15 @@ class TetrisWorker(EAGLEWorkerV2):
         self._clock = RoundClock(waits=self.device != "cpu")
         self._penalties = PenaltyState(runner.model_config.vocab_size, self.device)
         self._sampler = MatchSampler(runner.sampler, self._penalties)
-        self._trace = self._make_trace()
+        self._calibration = RoundCalibration(self.config, saves=self._agreement.decides)
+        self._trace = None
+        if self.config.trace is not None and self._agreement.decides:
+            self._trace = TraceWriter(
+                self.config.trace,
+                {"draft": options.current().draft_kind}
+                | {"num_steps": self.speculative_num_steps, "topk": self.topk},
+                tokens=self.config.trace_tokens,
+            )
         self._target = TargetForward(
             target_worker,
             num_steps=self.speculative_num_steps,
@@ -120,29 +127,14 @@ class TetrisWorker(EAGLEWorkerV2):
             self._clock,
         )
         if self.config.verify == "rejection":
-            self._use_rejection()
+            self._rejection = make_rejection(
+                self.config, self._draft_worker, self._penalties
+            )
         warm_up(self, self.config.budget)
         self._draft_memory = draft_memory(
             self._target_worker.model_runner,
             self._draft_worker.draft_runner,
             self._drafting.coverage.kept_bytes,
-        )
-
-    def _use_rejection(self) -> None:
-        """Draw drafts instead of taking the likeliest, and verify by their laws."""
-        chains = ChainSampler(
-            seed=self.server_args.random_seed,
-            device=self.device,
-            rule=self.config.value_rule,
-            token_ids=self._draft_worker.hot_token_id,
-            vocab_size=self._target_worker.model_runner.model_config.vocab_size,
-        )
-        self._draft_worker.sampler = chains
-        self._rejection = RejectionSampler(
-            chains,
-            self._penalties,
-            block=self.config.block_verification,
-            one_after_the_other=get_exec().kernel.sampling_backend == "flashinfer",
         )
 
     def make_planner(self, budget: BudgetSpec) -> RoundPlanner:
@@ -156,18 +148,6 @@ class TetrisWorker(EAGLEWorkerV2):
             draft_always=self.config.draft_always,
             lagged=self.config.verify == "rejection",
         )
-
-    def _make_trace(self) -> TraceWriter | None:
-        path = self.config.trace
-        if path is None or not self._agreement.decides:
-            return None
-        header = {
-            "draft": options.current().draft_kind,
-            "model": self.server_args.model_path,
-            "num_steps": self.speculative_num_steps,
-            "topk": self.topk,
-        }
-        return TraceWriter(path, header, tokens=self.config.trace_tokens)
 
     @property
     def max_drafts(self) -> int:
@@ -186,6 +166,7 @@ class TetrisWorker(EAGLEWorkerV2):
             "topk": self.topk,
             "max_drafts": self.max_drafts,
             "draft_memory": self._draft_memory,
+            "calibration": self._calibration.describe(),
             "totals": self.reporter.describe(),
         }
 
@@ -228,8 +209,10 @@ class TetrisWorker(EAGLEWorkerV2):
             batch, self.config, high_first=self._high_first, most=self.max_drafts
         )
         self.planner.first_round(view.load)
-        rows = self._drafting.rows(view, self.planner.plan)
-        trees = self._drafting.trees(batch, view, rows, self.planner.plan.depth)
+        decided = self.planner.plan
+        rows = self._drafting.rows(view, decided)
+        drafted = self._drafting.trees(batch, view, rows, decided.depth)
+        trees = self._calibration.calibrated(drafted, view)
         draft_budget, allocation = self._allocate(batch, trees, view)
         plan = build_verify_plan(
             trees,
@@ -238,16 +221,28 @@ class TetrisWorker(EAGLEWorkerV2):
             prefix_lens=batch.seq_lens.to(torch.int64),
         )
         target, slots = self._run_target(batch, plan, view, drafted=bool(rows))
-        accepted = self._accept(batch, plan, target, view)
-        lens_host = accepted.accept_lens.tolist()
-        self._commit_kv(plan, slots, accepted)
-        self._learn(batch, view, trees, rows, draft_budget, allocation, plan, accepted)
+        accepted, cut_short = self._accept(batch, plan, target, view)
+        commit_kv(self.token_to_kv_pool_allocator.get_kvcache(), plan, slots, accepted)
+        done = RoundRecord(
+            reqs=batch.reqs,
+            view=view,
+            decided=decided,
+            rows=rows,
+            drafted=drafted,
+            trees=trees,
+            draft_budget=draft_budget,
+            allocation=allocation,
+            plan=plan,
+            accepted=accepted,
+            accept_lens=accepted.accept_lens.tolist(),
+            cut_short=cut_short,
+        )
+        self._learn(done)
         self.planner.next_round(view.load)
         state = self._drafting.after_round(
-            batch, view, self.planner.plan, accepted, lens_host, target.hidden_states
+            batch, done, self.planner.plan, target.hidden_states
         )
         target.hidden_states = None
-        self._report_host(batch, draft_budget, view, trees, allocation, lens_host)
         self._clock.end(view.load)
         return GenerationBatchResult(
             logits_output=target,
@@ -291,86 +286,28 @@ class TetrisWorker(EAGLEWorkerV2):
 
     def _accept(
         self, batch: Any, plan: VerifyPlan, target: Any, view: RoundView
-    ) -> AcceptResult:
-        logits = target.next_token_logits
-        arguments = (plan, logits, batch.sampling_info, batch.reqs)
+    ) -> tuple[AcceptResult, list[int]]:
+        """Return what is emitted, and the requests whose walk a grammar cut short."""
+        arguments = (plan, target.next_token_logits, batch.sampling_info, batch.reqs)
         keep, laws = batch.return_logprob, self._drafting.laws
         if laws is None or batch.sampling_info.is_all_greedy:
-            accepted = self._sampler.accept(*arguments, keep_logits=keep)
+            found = self._sampler.accept(*arguments, keep_logits=keep)
         else:
-            accepted = self._rejection.accept(*arguments, laws, keep_logits=keep)
+            found = self._rejection.accept(*arguments, laws, keep_logits=keep)
+        accepted = found[0]
         if batch.return_logprob:
-            emitted = torch.zeros_like(plan.input_ids)
-            on_path = accepted.accept_index >= 0
-            rows = accepted.accept_index[on_path].to(torch.int64)
-            emitted[rows] = accepted.accept_tokens[on_path]
-            compute_spec_logprobs(
-                batch, target, emitted, accept_index=accepted.accept_index
-            )
+            add_logprobs(batch, target, plan, accepted)
         sampled = plan.input_ids.shape[0]
         if view.load.sampling != "greedy":
             sampled = int(accepted.accept_lens.sum())
         self._clock.lap(f"sample_{view.load.sampling}", view.load, tokens=sampled)
-        return accepted
+        return found
 
-    def _commit_kv(
-        self, plan: VerifyPlan, slots: torch.Tensor, accepted: AcceptResult
-    ) -> None:
-        """Move the followed path's KV to the slots right after the committed tokens."""
-        on_path = accepted.accept_index >= 0
-        rows = accepted.accept_index[on_path].to(torch.int64)
-        depth = torch.arange(on_path.shape[1], device=rows.device)
-        front = (plan.qo_indptr[:-1, None] + depth)[on_path].to(torch.int64)
-        moved = front != rows
-        if bool(moved.any()):
-            pool = self.token_to_kv_pool_allocator.get_kvcache()
-            pool.move_kv_cache(slots[front[moved]], slots[rows[moved]])
-
-    def _learn(
-        self,
-        batch: Any,
-        view: RoundView,
-        trees: DraftTrees,
-        rows: list[int],
-        draft_budget: int,
-        allocation: Allocation,
-        plan: VerifyPlan,
-        accepted: AcceptResult,
-    ) -> None:
+    def _learn(self, done: RoundRecord) -> None:
         laps = self._clock.take()
-        num_correct = int(accepted.num_correct_drafts.sum())
-        self.planner.observe(laps, trees, rows, allocation, num_correct)
+        self._calibration.learn(done)
+        self.planner.observe(done, laps)
         if self._trace is not None:
-            self._trace.record_round_host(
-                batch.reqs,
-                view,
-                self.planner.plan,
-                draft_budget,
-                laps,
-                trees,
-                allocation,
-                plan,
-                accepted,
-            )
-
-    def _report_host(
-        self,
-        batch: Any,
-        draft_budget: int,
-        view: RoundView,
-        trees: DraftTrees,
-        allocation: Allocation,
-        lens_host: list[int],
-    ) -> None:
-        nodes = zip(trees.num_nodes.tolist(), view.caps, strict=True)
-        self.reporter.record_round_host(
-            batch.reqs,
-            self.planner,
-            draft_budget,
-            [own.limit for own in view.settings],
-            count_round(
-                num_nodes=[min(drafted, cap) for drafted, cap in nodes],
-                verify_lens=allocation.verify_lens.tolist(),
-                accept_lens=lens_host,
-            ),
-        )
+            self._trace.record_round_host(done, laps)
+        self.reporter.record_round_host(done, self.planner)
+        self._clock.skip()

@@ -17,6 +17,7 @@ from sglang_tetris.core.budget import (
 )
 from sglang_tetris.core.config import BudgetSpec, TetrisConfig
 from sglang_tetris.core.cost_table import CostSample, CostTable
+from sglang_tetris.core.draft_values import max_draft_prob, sum_square
 from sglang_tetris.core.errors import TetrisConfigError
 from sglang_tetris.core.layout import build_verify_plan
 from sglang_tetris.core.metrics import DraftCounters, count_round
@@ -43,7 +44,9 @@ __all__ = [
     "count_round",
     "cpu_backend",
     "match_tree",
+    "max_draft_prob",
     "path_survival",
     "select_draft_tokens",
+    "sum_square",
     "warm_up",
 ]

@@ -19,6 +19,7 @@ from sglang_tetris.core.config import BudgetSpec, TetrisConfig
 from sglang_tetris.core.cost_table import CostSample, CostTable
 from sglang_tetris.core.draft_values import max_draft_prob, sum_square
 from sglang_tetris.core.errors import TetrisConfigError
+from sglang_tetris.core.lagged_budget import LaggedBudget
 from sglang_tetris.core.layout import build_verify_plan
 from sglang_tetris.core.metrics import DraftCounters, count_round
 from sglang_tetris.core.survival import path_survival
@@ -35,6 +36,7 @@ __all__ = [
     "DraftCounters",
     "DraftTrees",
     "FixedBudget",
+    "LaggedBudget",
     "MeanBudget",
     "TetrisConfig",
     "TetrisConfigError",

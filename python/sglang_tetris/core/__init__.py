@@ -2,8 +2,10 @@
 
 A round, top to bottom: `DraftTrees` -> `path_survival` -> a budget ->
 `select_draft_tokens` -> `build_verify_plan` -> (the target chooses a token per row) ->
-`match_tree`. Tensors may be on any device; on a CPU compiled loops are used where numba
-is installed, and `warm_up` has them ready before the first request.
+`match_tree`. Sampled chains may end in `verify_chains` instead; their probabilities are
+then those of `max_draft_prob` or `sum_square`, and a budget that looks at survival is a
+`LaggedBudget`. Tensors may be on any device; on a CPU compiled loops are used where
+numba is installed, and `warm_up` has them ready before the first request.
 """
 
 from sglang_tetris.core.accept import match_tree
@@ -17,9 +19,12 @@ from sglang_tetris.core.budget import (
 )
 from sglang_tetris.core.config import BudgetSpec, TetrisConfig
 from sglang_tetris.core.cost_table import CostSample, CostTable
+from sglang_tetris.core.draft_values import max_draft_prob, sum_square
 from sglang_tetris.core.errors import TetrisConfigError
+from sglang_tetris.core.lagged_budget import LaggedBudget
 from sglang_tetris.core.layout import build_verify_plan
 from sglang_tetris.core.metrics import DraftCounters, count_round
+from sglang_tetris.core.rejection import verify_chains
 from sglang_tetris.core.survival import path_survival
 from sglang_tetris.core.types import AcceptResult, Allocation, DraftTrees, VerifyPlan
 from sglang_tetris.core.warmup import warm_up
@@ -34,6 +39,7 @@ __all__ = [
     "DraftCounters",
     "DraftTrees",
     "FixedBudget",
+    "LaggedBudget",
     "MeanBudget",
     "TetrisConfig",
     "TetrisConfigError",
@@ -43,7 +49,10 @@ __all__ = [
     "count_round",
     "cpu_backend",
     "match_tree",
+    "max_draft_prob",
     "path_survival",
     "select_draft_tokens",
+    "sum_square",
+    "verify_chains",
     "warm_up",
 ]

@@ -91,7 +91,8 @@ class ThroughputBudget:
     """The number of drafts that gives the most tokens per second.
 
     Of equally good ones the smallest. An int has to reach the host, so this waits for
-    an accelerator; a lagged survival avoids that.
+    an accelerator. In a `LaggedBudget` it looks at the step before, which is there by
+    then, and which rejection verification requires.
     """
 
     __slots__ = ("cost_table",)

@@ -5,7 +5,9 @@ import torch
 from sglang_tetris.core.accept import match_tree
 from sglang_tetris.core.allocator import select_draft_tokens
 from sglang_tetris.core.backend import cpu_backend
+from sglang_tetris.core.draft_values import max_draft_prob
 from sglang_tetris.core.layout import build_verify_plan
+from sglang_tetris.core.rejection import verify_chains
 from sglang_tetris.core.survival import path_survival
 from sglang_tetris.core.types import DraftTrees
 
@@ -19,7 +21,7 @@ def warm_up(device: torch.device | str = "cpu") -> str:
     ints = torch.zeros(2, 3, dtype=torch.int64, device=device)
     trees = DraftTrees(
         tokens=ints,
-        parents=ints - 1,
+        parents=torch.arange(-1, 2, device=device).repeat(2, 1),
         accept_probs=torch.ones(2, 3, device=device),
         num_nodes=ints[:, 0] + 3,
     )
@@ -33,4 +35,15 @@ def warm_up(device: torch.device | str = "cpu") -> str:
         )
         plan.custom_mask()
         match_tree(plan, plan.input_ids)
+    laws = torch.full((2, 3, 2), 0.5, device=device)
+    halves = max_draft_prob(laws).to(torch.float64)
+    for block in (False, True):
+        verify_chains(
+            plan,
+            target_probs=laws.new_full((plan.input_ids.shape[0], 2), 0.5),
+            draft_probs=laws,
+            uniforms=halves,
+            uniforms_final=halves[:, 0],
+            block=block,
+        )
     return cpu_backend()

@@ -13,11 +13,16 @@ from sglang_tetris.core import (
     DraftTrees,
     build_verify_plan,
     match_tree,
+    max_draft_prob,
     path_survival,
+    rejection,
     select_draft_tokens,
+    sum_square,
+    verify_chains,
 )
 from sglang_tetris.core.accept import match_tree_torch
 from sglang_tetris.core.allocator import select_draft_tokens_torch
+from sglang_tetris.core.types import VerifyPlan
 from tests.reference.forests import forest
 
 WAITING = ("item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique")
@@ -88,6 +93,42 @@ def test_a_round_on_a_device_without_values(budget_on_device):
         select_draft_tokens(trees, draft_budget=1, max_drafts=torch.ones(4).int())
 
 
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("hot", [False, True])
+def test_rejection_on_a_device_without_values(block, hot):
+    device = "meta"
+    laws = torch.zeros(4, 7, 300, device=device)
+    assert max_draft_prob(laws).shape == sum_square(laws).shape == (4, 7)
+    result = verify_chains(
+        meta_plan(),
+        target_probs=torch.zeros(20, 900 if hot else 300, device=device),
+        draft_probs=laws,
+        uniforms=torch.zeros(4, 7, dtype=torch.float64, device=device),
+        uniforms_final=torch.zeros(4, dtype=torch.float64, device=device),
+        draft_token_ids=torch.arange(300, device=device) if hot else None,
+        block=block,
+    )
+    assert result.accept_tokens.shape == (4, 8)
+
+
+def meta_plan() -> VerifyPlan:
+    ints = torch.zeros(4, 7, dtype=torch.int64, device="meta")
+    trees = DraftTrees(
+        tokens=ints,
+        parents=ints,
+        accept_probs=torch.zeros(4, 7, device="meta"),
+        num_nodes=ints[:, 0],
+    )
+    return build_verify_plan(
+        trees,
+        select_draft_tokens(trees, draft_budget=5),
+        anchors=ints[:, 0],
+        prefix_lens=ints[:, 0],
+        total_verify_tokens=20,
+        num_mask_elements=100,
+    )
+
+
 def test_torch_operations_of_a_round_do_not_wait():
     trees = forest(np.random.default_rng(0), 5, 11)
     # A depth bound, as a server has it: without one, a CPU looks the depth up.
@@ -112,4 +153,41 @@ def test_torch_operations_of_a_round_do_not_wait():
         select_draft_tokens_torch(trees, torch.tensor(20), zeros + 4, torch.ones(5))
         plan.custom_mask(num_elements=900)
         match_tree_torch(plan, plan.input_ids)
+    assert watch.seen == []
+
+
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("hot", [False, True])
+def test_rejection_does_not_wait(block, hot, monkeypatch):
+    """The checks of a CPU read values; an accelerator goes without them."""
+    monkeypatch.setattr(rejection, "on_plain_cpu", lambda tensor: False)
+    trees = forest(np.random.default_rng(0), 5, 4)
+    chains = DraftTrees(
+        tokens=trees.tokens,
+        parents=torch.arange(-1, 3).repeat(5, 1),
+        accept_probs=torch.ones(5, 4),
+        num_nodes=torch.full((5,), 4),
+    )
+    zeros = torch.zeros(5, dtype=torch.int64)
+    plan = build_verify_plan(
+        chains,
+        select_draft_tokens(chains, draft_budget=12),
+        anchors=zeros,
+        prefix_lens=zeros,
+        total_verify_tokens=20,
+        num_mask_elements=125,
+    )
+    laws = torch.full((5, 4, 4), 0.25)
+    with WaitWatch() as watch:
+        max_draft_prob(laws)
+        sum_square(laws)
+        verify_chains(
+            plan,
+            target_probs=torch.full((20, 8 if hot else 4), 0.125),
+            draft_probs=laws,
+            uniforms=torch.full((5, 4), 0.5, dtype=torch.float64),
+            uniforms_final=torch.full((5,), 0.5, dtype=torch.float64),
+            draft_token_ids=torch.arange(4) if hot else None,
+            block=block,
+        )
     assert watch.seen == []

@@ -16,6 +16,7 @@ ring. When drafting begins again they go through the draft at once. A request th
 emitted more than that has a gap, and starts after it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,8 @@ class DraftCoverage:
         self._covered = [0] * rows
         self._has_start = [False] * rows
         self._tokens = torch.zeros(rows, kept_tokens, dtype=torch.int64, device=device)
+        # Tests: what is done to the draft's KV at slots that may not be read.
+        self.spoil: Callable[[torch.Tensor], None] | None = None
         # Made when the first hidden states show their shape, during warm-up.
         self._hidden: torch.Tensor | None = None
 
@@ -147,7 +150,10 @@ class DraftCoverage:
         covered = [self._covered[row] + self.lead for row in rows]
         begins = [max(seq, done) for seq, done in zip(seq_lens, covered, strict=True)]
         ends = [seq + length for seq, length in zip(seq_lens, lens, strict=True)]
-        self._written[self._slots(rows, begins, ends)] = False
+        unwritten = self._slots(rows, begins, ends)
+        self._written[unwritten] = False
+        if self.spoil is not None:
+            self.spoil(unwritten)
 
     def take(self, rows: list[int], seq_lens: list[int]) -> Entries:
         """Return the entries these requests lack, as far as they were kept.
@@ -172,6 +178,10 @@ class DraftCoverage:
         return Entries(
             first=first, lens=lens, tokens=self._tokens[at, columns], hidden=hidden
         )
+
+    def unwritten(self) -> torch.Tensor:
+        """Return all slots that the draft may not read, `[n]` int64."""
+        return (~self._written).nonzero().flatten()
 
     def _set_start(self, row: int, start: int) -> None:
         if start or self._has_start[row]:

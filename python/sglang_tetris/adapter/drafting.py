@@ -137,6 +137,18 @@ class Drafting:
             use(batch, view, rows, tokens[mask], own_lens, part, state)
         return state
 
+    def spoil_unwritten(self, value: float) -> None:
+        """Test switch: put `value` where the draft has written nothing, from now on."""
+        pool = self._worker.draft_runner.token_to_kv_pool
+
+        def spoil(slots: torch.Tensor) -> None:
+            for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+                pool.get_key_buffer(layer)[slots] = value
+                pool.get_value_buffer(layer)[slots] = value
+
+        spoil(self.coverage.unwritten())
+        self.coverage.spoil = spoil
+
     def _can_draft(self, view: RoundView, row: int) -> bool:
         own, seq_len = view.pool_rows[row], view.seq_lens[row]
         return view.settings[row].limit != 0 and self.coverage.can_draft(own, seq_len)

@@ -95,9 +95,10 @@ def update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str, Any]
     handler = _UpdateHandler(validate, apply)
     ours = {control.PER_STEP: handler, control.PER_REQUEST: handler}
     if os.environ.get(TEST_SWITCHES_ENV):
-        ours["tetris_test_keep_argmax"] = _UpdateHandler(
-            lambda _, value: None, lambda _, value: worker.keep_argmax(bool(value))
-        )
+        for name, switch in worker.test_switches().items():
+            ours[name] = _UpdateHandler(
+                lambda _, value: None, lambda _, value, switch=switch: switch(value)
+            )
     return {**handlers, **ours}
 
 

@@ -42,8 +42,11 @@ class MatchSampler:
     def __init__(self, sampler: Any, penalties: PenaltyState) -> None:
         self._sampler = sampler
         self._penalties = penalties
-        # Plants a bias that tests must be able to find; see hooks.TEST_SWITCHES_ENV.
-        self.keep_argmax = False
+        self._keep_argmax = False
+
+    def plant_argmax(self, on: Any) -> None:
+        """Emit the arg-max at sampled rows: a bias that tests must be able to find."""
+        self._keep_argmax = bool(on)
 
     def accept(
         self,
@@ -94,7 +97,7 @@ class MatchSampler:
         if keep_logits:
             logits[walk.rows] = rows
         positions = plan.positions[walk.rows]
-        if self.keep_argmax:
+        if self._keep_argmax:
             tokens = rows.argmax(-1)
         else:
             output = LogitsProcessorOutput(next_token_logits=rows)

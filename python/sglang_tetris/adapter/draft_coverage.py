@@ -217,12 +217,12 @@ def make_coverage(draft_worker: Any, kept_tokens: int) -> DraftCoverage:
     a gap is decoded without drafts.
     """
     runner = draft_worker.draft_runner
+    pool = runner.token_to_kv_pool
     backends = [runner.attn_backend, draft_worker.draft_attn_backend]
     takes_starts = isinstance(runner.attn_backend, CpuAttentionBackend)
     coverage = DraftCoverage(
         req_to_token_pool=draft_worker.req_to_token_pool,
-        # Slot 0 is padding: a pool has one more than its size, and whole pages.
-        num_slots=runner.token_to_kv_pool.size + runner.token_to_kv_pool.page_size + 1,
+        num_slots=pool.get_key_buffer(pool.start_layer).shape[0],
         lead=draft_worker.lead,
         kept_tokens=kept_tokens,
         takes_starts=takes_starts,

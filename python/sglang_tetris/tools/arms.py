@@ -14,9 +14,11 @@ PLAIN = "plain"
 CHAIN = "eagle-chain"
 TREE = "eagle-tree"
 TETRIS = "tetris"
+# TETRIS that weighs for itself whether to draft, how deep, and how much to verify.
+TETRIS_AUTO = "tetris-auto"
 # TETRIS whose draft scores the whole vocabulary: what the hot-token map buys.
 TETRIS_ALL_TOKENS = "tetris-all-tokens"
-ARM_NAMES = (PLAIN, CHAIN, TREE, TETRIS, TETRIS_ALL_TOKENS)
+ARM_NAMES = (PLAIN, CHAIN, TREE, TETRIS, TETRIS_ALL_TOKENS, TETRIS_AUTO)
 
 # 20,000 tokens of this model are 0.5 GB; more would only delay the start. The fraction
 # is a bound above that: SGLang refuses to start if memory that other programs take
@@ -75,7 +77,7 @@ def make_arm(
         models: where target, drafts and hot-token map lie.
         dtype: always given, because SGLang turns a float32 model into float16.
         draft: one of `DRAFTS`; the fixed shapes use the same one.
-        tetris_shape, tetris_budget: for the TETRIS arms only.
+        tetris_shape, tetris_budget: for the TETRIS arms only; the budget not for auto.
 
     Raises:
         ValueError: an unknown name or draft.
@@ -99,6 +101,8 @@ def make_arm(
         label = f"SGLang {stock}, tree of {TREE_SHAPE.num_draft_tokens}"
         shape, algorithm = TREE_SHAPE, stock
     else:
+        if name == TETRIS_AUTO:
+            tetris_budget = "auto"
         label = f"TETRIS, budget {tetris_budget}"
         label += ", all tokens" if name == TETRIS_ALL_TOKENS else ""
         shape, algorithm = tetris_shape, "TETRIS"

@@ -65,7 +65,7 @@ def torch_round(
     trees: DraftTrees, budget: int, caps: int | None, weights, zeros, clock
 ):
     begin = clock()
-    allocation = select_draft_tokens_torch(trees, budget, caps, weights)
+    allocation = select_draft_tokens_torch(trees, budget, caps, weights, None)
     middle = clock()
     build_verify_plan_torch(trees, allocation, zeros, zeros, None, None)
     return middle - begin, clock() - middle

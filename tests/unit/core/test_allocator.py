@@ -53,10 +53,10 @@ def limits(caps: list[int] | None, floors: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_equals_exhaustive_search(seed):
+def test_equals_exhaustive_search(seed, some):
     """100 forests per seed, half of them with caps, with weights, with floors."""
     rng = np.random.default_rng(seed)
-    for _ in range(100):
+    for _ in some(range(100)):
         bs = int(rng.integers(1, 4))
         trees = forest(rng, bs, int(rng.integers(1, 6)), LEVELS)
         caps = rng.integers(0, 6, bs).tolist() if rng.random() < 0.5 else None
@@ -87,7 +87,7 @@ def test_equals_exhaustive_search(seed):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_equals_the_reference_where_rounding_decides(seed):
+def test_equals_the_reference_where_rounding_decides(seed, some):
     rng = np.random.default_rng(seed)
     bs, max_nodes = int(rng.integers(1, 12)), int(rng.integers(1, 40))
     trees = forest(rng, bs, max_nodes, LEVELS if seed % 3 == 0 else ())
@@ -96,7 +96,7 @@ def test_equals_the_reference_where_rounding_decides(seed):
     floors = rng.integers(0, max_nodes // 2 + 2, bs)
     budgets = (0, 1, bs, 3 * bs, bs * max_nodes // 2, 10**12)
     given = itertools.product(budgets, (None, caps), (None, weights), (None, floors))
-    for budget, some_caps, some_weights, some_floors in given:
+    for budget, some_caps, some_weights, some_floors in some(given):
         got = select_draft_tokens(
             trees,
             draft_budget=budget,
@@ -149,9 +149,9 @@ def test_negative_zero_ties_with_zero():
     assert keep.tolist() == [[True], [False]]
 
 
-def test_a_cap_for_all_equals_the_same_cap_each():
+def test_a_cap_for_all_equals_the_same_cap_each(some):
     trees = forest(np.random.default_rng(1), 5, 9)
-    for cap in (0, 1, 4, 100):
+    for cap in some((0, 1, 4, 100)):
         one = select_draft_tokens(trees, draft_budget=12, max_drafts=cap)
         each = torch.full((5,), cap, dtype=torch.int32)
         many = select_draft_tokens(trees, draft_budget=12, max_drafts=each)
@@ -181,9 +181,9 @@ def test_a_floor_stops_at_the_cap_and_at_the_nodes_there_are():
     assert got.verify_lens.tolist() == [2, 2, 3]
 
 
-def test_one_floor_for_all_is_the_floor_of_each():
+def test_one_floor_for_all_is_the_floor_of_each(some):
     trees = forest(np.random.default_rng(5), 5, 9, LEVELS)
-    for floor in (0, 1, 3, 100):
+    for floor in some((0, 1, 3, 100)):
         one = select_draft_tokens(trees, draft_budget=14, min_drafts=floor)
         each = torch.full((5,), floor, dtype=torch.int32)
         many = select_draft_tokens(trees, draft_budget=14, min_drafts=each)
@@ -202,9 +202,10 @@ def test_the_budget_may_be_a_scalar_tensor(dtype):
         assert got.keep.equal(select_draft_tokens(trees, draft_budget=budget).keep)
 
 
-def test_more_budget_keeps_what_less_kept():
+def test_more_budget_keeps_what_less_kept(some):
     trees = forest(np.random.default_rng(3), 6, 20, LEVELS)
-    keeps = [select_draft_tokens(trees, draft_budget=b).keep for b in range(0, 120, 7)]
+    budgets = some(range(0, 120, 7))
+    keeps = [select_draft_tokens(trees, draft_budget=b).keep for b in budgets]
     for less, more in itertools.pairwise(keeps):
         assert not (less & ~more).any()
 

@@ -6,12 +6,13 @@ can be replaced while the server runs; the change takes effect with the next rou
 
 from typing import Any
 
-from sglang_tetris.core import DraftBudget, DraftTrees, path_survival
+from sglang_tetris.core import DraftBudget, DraftTrees
 from sglang_tetris.core.config import (
     BudgetSpec,
     TetrisConfig,
     parse_request_max_drafts,
 )
+from sglang_tetris.kernels import path_survival
 
 # What auto stands for until budgets follow the measured cost of a token.
 AUTO_BUDGET = BudgetSpec("mean", 1)

@@ -42,10 +42,9 @@ from sglang_tetris.core import (
     Allocation,
     DraftTrees,
     VerifyPlan,
-    build_verify_plan,
     count_round,
-    select_draft_tokens,
 )
+from sglang_tetris.kernels import build_verify_plan, select_draft_tokens
 
 
 class TetrisWorker(EAGLEWorkerV2):

@@ -32,7 +32,7 @@ TYPES = {
     **dict.fromkeys(("num_rows", "num_elements"), "i32"),
 }
 NO_LIMITS = {"weights_ref": None, "caps_ref": None, "floors_ref": None}
-PLAN = {"LENS_BLOCK": 1024, "WIDTH_BLOCK": 64}
+PLAN = {"CHUNK": 1024, "WIDTH_BLOCK": 64}
 BY_ROW = {
     "survival": (survival_triton._survival_kernel, {}),
     "keys": (select_triton._key_kernel, {}),
@@ -41,7 +41,7 @@ BY_ROW = {
     "plan": (plan_triton._plan_kernel, PLAN),
 }
 # compute capability, max_nodes
-CASES = [(80, 63), (90, 63), (90, 5), (90, 300)]
+CASES = [(80, 63), (90, 300)]
 
 
 def compiled_ptx(kernel, capability: int, num_warps: int, constants: dict) -> str:
@@ -68,8 +68,7 @@ def test_a_kernel_over_rows(name, capability, max_nodes):
     assert ".ftz" not in ptx
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("num_keys", [1, 64, 10**6])
+@pytest.mark.parametrize(("capability", "num_keys"), [(80, 1), (90, 10**6)])
 def test_the_admission_kernel(capability, num_keys):
     shape = select_triton.admission_shape(num_keys)
     num_warps = shape.pop("num_warps")

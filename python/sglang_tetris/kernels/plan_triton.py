@@ -16,7 +16,7 @@ from sglang_tetris.core.layout import checked_plan, plan_sizes
 from sglang_tetris.kernels.tree_rows import launch_shape, load_parents, node_depths
 
 # Lengths that a program adds up at a time.
-_LENS_BLOCK = 1024
+LENS_CHUNK = 1024
 
 
 def build_verify_plan(
@@ -74,7 +74,7 @@ def build_verify_plan(
             width,
             num_rows,
             num_elements,
-            LENS_BLOCK=_LENS_BLOCK,
+            CHUNK=LENS_CHUNK,
             WIDTH_BLOCK=triton.next_power_of_2(width),
             **launch_shape(trees.max_nodes),
         )
@@ -82,12 +82,12 @@ def build_verify_plan(
 
 
 @triton.jit
-def _begins(verify_lens_ref, request, LENS_BLOCK: tl.constexpr):
+def _begins(verify_lens_ref, request, CHUNK: tl.constexpr):
     """Return how many rows and mask elements the requests ahead have."""
     first_row = tl.full((), 0, tl.int64)
     first_element = tl.full((), 0, tl.int64)
-    for begin in range(0, request, LENS_BLOCK):
-        other = begin + tl.arange(0, LENS_BLOCK)
+    for begin in range(0, request, CHUNK):
+        other = begin + tl.arange(0, CHUNK)
         lens = tl.load(verify_lens_ref + other, mask=other < request, other=0)
         lens = lens.to(tl.int64)
         first_row += tl.sum(lens, 0)
@@ -117,7 +117,7 @@ def _plan_kernel(
     width,
     num_rows,
     num_elements,
-    LENS_BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
@@ -128,7 +128,7 @@ def _plan_kernel(
     """
     request = tl.program_id(0).to(tl.int64)
     length = tl.load(verify_lens_ref + request)
-    first_row, first_element = _begins(verify_lens_ref, request, LENS_BLOCK)
+    first_row, first_element = _begins(verify_lens_ref, request, CHUNK)
     tl.store(qo_indptr_ref + request + 1, first_row + length)
 
     is_node, parents = load_parents(

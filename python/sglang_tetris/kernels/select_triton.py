@@ -36,9 +36,8 @@ _FLOOR_BIT = tl.constexpr(1 << 62)
 _NUM_DIGITS = tl.constexpr(7)
 _DIGIT_BITS = tl.constexpr(9)
 _NUM_BINS = tl.constexpr(1 << 9)
-# Keys that the single program looks at in one go, and its warps.
-_CHUNK = 4096
-_CHUNK_WARPS = 16
+# The most keys that the single program looks at in one go.
+LARGEST_CHUNK = 4096
 
 
 def select_draft_tokens(
@@ -105,8 +104,8 @@ def select_draft_tokens_triton(
 
 def admission_shape(num_keys: int) -> dict[str, int]:
     """Return chunk and warps of the single program over that many keys."""
-    chunk = min(max(triton.next_power_of_2(num_keys), 16), _CHUNK)
-    return {"CHUNK": chunk, "num_warps": min(max(chunk // 64, 1), _CHUNK_WARPS)}
+    chunk = min(max(triton.next_power_of_2(num_keys), 16), LARGEST_CHUNK)
+    return {"CHUNK": chunk, "num_warps": min(max(chunk // 64, 1), 16)}
 
 
 def _on_device(

@@ -8,8 +8,8 @@ own index: whatever they hold, nothing is read outside the row and every loop en
 import triton
 import triton.language as tl
 
-# Nodes that are compared with the whole row at a time, and pairs that fit registers.
-_LONGEST_TILE = 32
+# The most nodes that are compared with the whole row at a time, and pairs of nodes.
+LONGEST_TILE = 32
 _MOST_PAIRS = 2**15
 
 
@@ -18,7 +18,7 @@ def launch_shape(max_nodes: int) -> dict[str, int]:
     block = max(triton.next_power_of_2(max_nodes), 16)
     return {
         "BLOCK": block,
-        "TILE": min(block, _LONGEST_TILE, max(_MOST_PAIRS // block, 1)),
+        "TILE": min(block, LONGEST_TILE, max(_MOST_PAIRS // block, 1)),
         # A node a thread, within what the reductions over a row can use.
         "num_warps": min(max(block // 32, 1), 8),
     }

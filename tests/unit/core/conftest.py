@@ -21,8 +21,13 @@ FEW = 3
 def implementation(request, monkeypatch):
     """Run a test on the compiled loops, on the torch operations or on the kernels."""
     if request.param == "triton":
+        from sglang_tetris.kernels import plan_triton, select_triton, tree_rows
         from sglang_tetris.kernels.dispatch import triton_operations
 
+        # So small that the tests' small batches take several of each.
+        monkeypatch.setattr(select_triton, "LARGEST_CHUNK", 32)
+        monkeypatch.setattr(plan_triton, "LENS_CHUNK", 2)
+        monkeypatch.setattr(tree_rows, "LONGEST_TILE", 8)
         for name, operation in triton_operations().items():
             monkeypatch.setattr(request.module, name, operation, raising=False)
         return request.param

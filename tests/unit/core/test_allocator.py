@@ -121,6 +121,12 @@ def test_ties_go_to_shallower_then_request_then_node():
         assert sorted(map(tuple, keep.nonzero().tolist())) == sorted(order[:budget])
 
 
+def test_equal_nodes_are_taken_in_the_order_of_the_batch():
+    trees = trees_of(*[[(1, -1, 0.5)] * 10] * 9)
+    keep = select_draft_tokens(trees, draft_budget=47).keep
+    assert keep.flatten().tolist() == [True] * 47 + [False] * 43
+
+
 def test_ties_are_those_of_the_weighted_value():
     trees = trees_of([(1, -1, 0.25), (2, 0, 1.0)], [(3, -1, 0.5)])
     weights = torch.tensor([2.0, 1.0])

@@ -75,7 +75,8 @@ def build_verify_plan(
             num_rows,
             num_elements,
             CHUNK=LENS_CHUNK,
-            WIDTH_BLOCK=triton.next_power_of_2(width),
+            # Of the widest table there can be: one kernel for every width.
+            WIDTH_BLOCK=triton.next_power_of_2(trees.max_nodes + 1),
             **launch_shape(trees.max_nodes),
         )
     return plan

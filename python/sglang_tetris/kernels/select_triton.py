@@ -36,8 +36,10 @@ _FLOOR_BIT = tl.constexpr(1 << 62)
 _NUM_DIGITS = tl.constexpr(7)
 _DIGIT_BITS = tl.constexpr(9)
 _NUM_BINS = tl.constexpr(1 << 9)
-# The most keys that the single program looks at in one go.
-LARGEST_CHUNK = 4096
+# Keys that the single program looks at in one go, eight a thread. The same for every
+# batch: a second size would have to be compiled while requests wait.
+CHUNK = 4096
+CHUNK_WARPS = 16
 
 
 def select_draft_tokens(
@@ -94,18 +96,13 @@ def select_draft_tokens_triton(
             _on_device(draft_budget, (), device),
             keep,
             keys.numel(),
-            **admission_shape(keys.numel()),
+            CHUNK=CHUNK,
+            num_warps=CHUNK_WARPS,
         )
         _total_kernel[(bs,)](keep, survival, verify_lens, expected, max_nodes, **shape)
     return Allocation(
         keep=keep, verify_lens=verify_lens, expected_correct_drafts=expected
     )
-
-
-def admission_shape(num_keys: int) -> dict[str, int]:
-    """Return chunk and warps of the single program over that many keys."""
-    chunk = min(max(triton.next_power_of_2(num_keys), 16), LARGEST_CHUNK)
-    return {"CHUNK": chunk, "num_warps": min(max(chunk // 64, 1), 16)}
 
 
 def _on_device(

@@ -25,7 +25,7 @@ def implementation(request, monkeypatch):
         from sglang_tetris.kernels.dispatch import triton_operations
 
         # So small that the tests' small batches take several of each.
-        monkeypatch.setattr(select_triton, "LARGEST_CHUNK", 32)
+        monkeypatch.setattr(select_triton, "CHUNK", 32)
         monkeypatch.setattr(plan_triton, "LENS_CHUNK", 2)
         monkeypatch.setattr(tree_rows, "LONGEST_TILE", 8)
         for name, operation in triton_operations().items():

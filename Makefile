@@ -21,7 +21,7 @@ help:
 	@echo "make test       every test that needs no GPU"
 	@echo "make quality    lint, format and type checks"
 	@echo "make serve      a TETRIS server in the foreground (ARGS: more flags)"
-	@echo "make bench      TETRIS against SGLang under bench_serving"
+	@echo "make bench      the allocator on one core; TETRIS against SGLang in serving"
 	@echo "make exactness  the full matrix: outputs with and without TETRIS"
 	@echo "make test-gpu   the tests that need an NVIDIA GPU"
 
@@ -69,7 +69,9 @@ quality: $(VENV)/.quality
 serve: model
 	$(PY) -m sglang_tetris.tools.serve $(ARGS)
 
+# ARGS are the second's; the first takes some 15 seconds.
 bench: $(VENV)/.bench model
+	OMP_NUM_THREADS=1 $(PY) benchmark/allocator/bench_select.py
 	$(PY) benchmark/serving/run.py $(ARGS)
 
 exactness: model

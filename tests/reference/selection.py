@@ -31,20 +31,24 @@ def select(
     budget: int,
     caps: list[int] | None = None,
     weights: np.ndarray | None = None,
+    floors: list[int] | None = None,
 ) -> list[list[bool]]:
     """Walk down the order that the contract states, taking what still fits."""
     values = survival(trees)
     order = []
     for request, count in enumerate(trees.num_nodes.tolist()):
         parents = trees.parents[request].tolist()
+        row = []
         for node in range(count):
             value = values[request][node]
             if weights is not None:
                 value = np.float32(value * weights[request])
-            order.append((-value, depth(parents, node), request, node))
+            row.append((-value, depth(parents, node), request, node))
+        floor = 0 if floors is None else floors[request]
+        order += [(rank >= floor, *entry) for rank, entry in enumerate(sorted(row))]
     keep = [[False] * trees.max_nodes for _ in range(trees.batch_size)]
     left = budget
-    for _value, _depth, request, node in sorted(order):
+    for _past_floor, _value, _depth, request, node in sorted(order):
         full = caps is not None and sum(keep[request]) >= caps[request]
         if left > 0 and not full:
             keep[request][node] = True
@@ -53,13 +57,17 @@ def select(
 
 
 def best_totals(
-    trees: DraftTrees, caps: list[int] | None = None, weights: np.ndarray | None = None
+    trees: DraftTrees,
+    caps: list[int] | None = None,
+    weights: np.ndarray | None = None,
+    floors: list[int] | None = None,
 ) -> list[float]:
     """Largest weighted total of any ancestor-closed set, by its number of nodes.
 
     Every ancestor-closed set of every request is looked at, no cleverness: a subset of
-    nodes counts if it holds the parent of each of its nodes. Requests are then joined
-    over all ways to split the number between them.
+    nodes counts if it holds the parent of each of its nodes, and as many nodes as the
+    floor wants or there are. Requests are then joined over all ways to split the number
+    between them. A number that no such set has stands at -1.
     """
     best = [0.0]
     values = survival(trees)
@@ -68,13 +76,15 @@ def best_totals(
         weight = 1.0 if weights is None else float(weights[request])
         own: dict[int, float] = {}
         cap = count if caps is None else min(caps[request], count)
-        for size in range(cap + 1):
+        floor = 0 if floors is None else min(floors[request], cap)
+        for size in range(floor, cap + 1):
             for subset in itertools.combinations(range(count), size):
                 if all(parents[n] < 0 or parents[n] in subset for n in subset):
                     total = sum(weight * float(values[request][n]) for n in subset)
                     own[size] = max(own.get(size, -1.0), total)
         joined = [-1.0] * (len(best) + cap)
         for (size, total), have in itertools.product(own.items(), range(len(best))):
-            joined[have + size] = max(joined[have + size], best[have] + total)
+            if best[have] >= 0:
+                joined[have + size] = max(joined[have + size], best[have] + total)
         best = joined
     return best

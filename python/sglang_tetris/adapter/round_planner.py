@@ -18,11 +18,12 @@ from sglang_tetris.adapter import reserve
 from sglang_tetris.adapter.rank_agreement import RankAgreement
 from sglang_tetris.adapter.round_clock import Lap
 from sglang_tetris.adapter.round_record import RoundRecord
-from sglang_tetris.core import CostTable, DraftTrees, path_survival
+from sglang_tetris.core import CostTable, DraftTrees
 from sglang_tetris.core.auto_policy import AutoPolicy, Load, RoundPlan
 from sglang_tetris.core.config import BudgetSpec
 from sglang_tetris.core.round_cost import RoundCost
 from sglang_tetris.core.survival import node_depths_torch
+from sglang_tetris.kernels import path_survival
 
 logger = logging.getLogger(__name__)
 

@@ -54,10 +54,9 @@ from sglang_tetris.core import (
     Allocation,
     DraftTrees,
     VerifyPlan,
-    build_verify_plan,
-    select_draft_tokens,
 )
 from sglang_tetris.core.config import BudgetSpec
+from sglang_tetris.kernels import build_verify_plan, select_draft_tokens
 
 
 class TetrisWorker(EAGLEWorkerV2):
@@ -275,7 +274,11 @@ class TetrisWorker(EAGLEWorkerV2):
             trees, view.load, everything.keep, weights
         )
         allocation = select_draft_tokens(
-            trees, draft_budget=draft_budget, max_drafts=caps, weights=weights
+            trees,
+            draft_budget=draft_budget,
+            max_drafts=caps,
+            weights=weights,
+            min_drafts=self.config.min_drafts or None,
         )
         return draft_budget, allocation
 

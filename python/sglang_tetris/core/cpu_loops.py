@@ -20,7 +20,7 @@ from sglang_tetris.core.survival import node_depths_torch
 from sglang_tetris.core.types import AcceptResult, Allocation, DraftTrees, VerifyPlan
 
 _NO_WEIGHTS = np.empty(0, np.float32)
-_NO_CAPS = np.empty(0, np.int64)
+_NO_COUNTS = np.empty(0, np.int64)
 
 
 def path_survival(trees: DraftTrees) -> torch.Tensor:
@@ -39,13 +39,9 @@ def select_draft_tokens(
     draft_budget: int,
     max_drafts: int | torch.Tensor | None,
     weights: torch.Tensor | None,
+    min_drafts: int | torch.Tensor | None,
 ) -> Allocation:
     bs, max_nodes = trees.tokens.shape
-    caps = _NO_CAPS
-    if isinstance(max_drafts, torch.Tensor):
-        caps = _array(max_drafts)
-    elif max_drafts is not None:
-        caps = np.full(bs, max_drafts, np.int64)
     keep = torch.empty(bs, max_nodes, dtype=torch.bool)
     verify_lens = torch.empty(bs, dtype=torch.int32)
     expected = torch.empty(bs, dtype=torch.float32)
@@ -54,7 +50,8 @@ def select_draft_tokens(
         _array(trees.accept_probs),
         _array(trees.num_nodes),
         _NO_WEIGHTS if weights is None else _array(weights),
-        caps,
+        _counts(max_drafts, bs),
+        _counts(min_drafts, bs),
         draft_budget,
         keep.numpy(),
         verify_lens.numpy(),
@@ -146,6 +143,14 @@ def match_tree(plan: VerifyPlan, target_tokens: torch.Tensor) -> AcceptResult:
         result.accept_tokens.numpy(),
     )
     return result
+
+
+def _counts(value: int | torch.Tensor | None, bs: int) -> npt.NDArray[np.int64]:
+    if value is None:
+        return _NO_COUNTS
+    if isinstance(value, torch.Tensor):
+        return _array(value)
+    return np.full(bs, value, np.int64)
 
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:

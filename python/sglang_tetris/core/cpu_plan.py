@@ -94,7 +94,7 @@ def fill_plan(
         positions[row] = prefix_lens[request]
         node_ids[row] = -1
         block = tree_mask[element : element + length * length].reshape(length, length)
-        block[:] = False
+        block[0, :] = False
         block[0, 0] = True
         last_child[0] = 0
         place = 0
@@ -117,11 +117,11 @@ def fill_plan(
                 retrieve_next_sibling[request, last_child[parent]] = place
             last_child[parent] = place
             last_child[place] = 0
-            # Up the path: faster than copying the parent's row, unless trees are deep.
-            ancestor = place
-            while ancestor >= 0:
-                block[place, ancestor] = True
-                ancestor = retrieve_parent[request, ancestor]
+            # The whole row, which the compiler turns into a few wide moves; they are
+            # its clearing too, and cheaper than a walk up the path.
+            for column in range(length):
+                block[place, column] = block[parent, column]
+            block[place, place] = True
         row += length
         element += length * length
     qo_indptr[bs] = row

@@ -1,10 +1,10 @@
 """Compiled loops of survival and selection.
 
 What they compute is defined in core.survival and core.allocator. Selection needs no
-sort: each node gets a 63-bit key, weighted survival above, shallowness below; radix
-selection finds the budget-th largest key in time linear in the number of nodes; nodes
-above it are kept, and of those equal to it the first in flat order, which is by request
-and then by node.
+sort: each node gets a 63-bit key, the floor on top, weighted survival below it, then
+shallowness; radix selection finds the budget-th largest key in time linear in the
+number of nodes; nodes above it are kept, and of those equal to it the first in flat
+order, which is by request and then by node. A row's caps and floors are found alike.
 """
 
 import numpy as np
@@ -17,8 +17,10 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 
-# Depths stay below 2^32: the lower half of a key.
-_DEEPEST = 2**32 - 1
+# core.allocator's key. Constants of this file, since numba's cache follows only it.
+_DEEPEST = 2**31 - 1
+_FLOOR_BIT = 1 << 62
+# Above every key: no depth is 0.
 _LARGEST_KEY = 2**63 - 1
 
 
@@ -42,11 +44,20 @@ def kth_largest(
 ) -> tuple[int, int]:
     """The rank-th largest of keys[begin : begin + count], and its rank among equals.
 
-    1 <= rank <= count, keys >= 0. Nine digits of seven bits, from the top; only the
-    keys that agree so far are looked at again. Overwrites the range and the counters.
+    1 <= rank <= count, keys >= 0. Digits of seven bits, each from the highest bit in
+    which the keys that agree so far differ: two or three passes, where the keys' own
+    digits would take nine. Overwrites the range and the counters.
     """
     shift = 56
     while True:
+        first = keys[begin]
+        difference = 0
+        for i in range(begin, begin + count):
+            difference |= keys[i] ^ first
+        if difference == 0:
+            return first, rank
+        while shift > 0 and difference >> (shift + 6) == 0:
+            shift -= 1
         histogram[:] = 0
         for i in range(begin, begin + count):
             histogram[(keys[i] >> shift) & 127] += 1
@@ -54,20 +65,58 @@ def kth_largest(
         while rank > histogram[digit]:
             rank -= histogram[digit]
             digit -= 1
-        if histogram[digit] < count:
-            end = begin
-            for i in range(begin, begin + count):
-                if (keys[i] >> shift) & 127 == digit:
-                    keys[end] = keys[i]
-                    end += 1
-            count = histogram[digit]
-        if shift == 0 or count == 1:
-            return keys[begin], rank
-        shift -= 7
+        end = begin
+        for i in range(begin, begin + count):
+            if (keys[i] >> shift) & 127 == digit:
+                keys[end] = keys[i]
+                end += 1
+        count = end - begin
+
+
+@compiled("UniTuple(i8, 2)(i8[::1], i8, i8, i8, i8[::1])")
+def cut_at(
+    pool: Ints, begin: int, count: int, rank: int, histogram: Ints
+) -> tuple[int, int]:
+    """`kth_largest` for any rank >= 0: a key that just the first `rank` keys exceed or,
+    as often as the second value says, equal."""
+    if rank == 0:
+        return _LARGEST_KEY, 0
+    if rank >= count:
+        return -1, 0
+    return kth_largest(pool, begin, count, rank, histogram)
+
+
+@compiled("void(i8[::1], i8, i8, i8, i8[::1], i8, i8[::1])")
+def limit_row(
+    keys: Ints, count: int, cap: int, floor: int, pool: Ints, free: int, histogram: Ints
+) -> None:
+    """Give floor nodes the floor's bit and nodes past the cap the key -1.
+
+    Uses the pool from `free` on.
+    """
+    pool[free : free + count] = keys[:count]
+    cap_cut, cap_spare = cut_at(pool, free, count, cap, histogram)
+    floor_cut, floor_spare = cap_cut, cap_spare
+    if floor < cap:
+        pool[free : free + count] = keys[:count]
+        floor_cut, floor_spare = cut_at(pool, free, count, floor, histogram)
+    for node in range(count):
+        key = keys[node]
+        in_cap, in_floor = key > cap_cut, key > floor_cut
+        if key == cap_cut and cap_spare > 0:
+            cap_spare -= 1
+            in_cap = True
+        if key == floor_cut and floor_spare > 0:
+            floor_spare -= 1
+            in_floor = True
+        if not in_cap:
+            keys[node] = -1
+        elif in_floor:
+            keys[node] = key | _FLOOR_BIT
 
 
 @compiled(
-    "void(i8[:,::1], f4[:,::1], i8[::1], f4[::1], i8[::1], i8, "
+    "void(i8[:,::1], f4[:,::1], i8[::1], f4[::1], i8[::1], i8[::1], i8, "
     "b1[:,::1], i4[::1], f4[::1])"
 )
 def fill_selection(
@@ -76,12 +125,13 @@ def fill_selection(
     num_nodes: Ints,
     weights: Floats,
     caps: Ints,
+    floors: Ints,
     budget: int,
     keep: Bools,
     verify_lens: Ints32,
     expected: Floats,
 ) -> None:
-    """Fill the last three arguments; empty `weights` or `caps` stand for none."""
+    """Fill the last three arguments; empty weights, caps or floors stand for none."""
     bs, max_nodes = parents.shape
     survival = np.empty((bs, max_nodes), np.float32)
     weighted = np.empty(max_nodes, np.float32)
@@ -106,29 +156,16 @@ def fill_selection(
                 value = value * weights[request]
             # The bits of non-negative floats order like the floats; + 0 clears -0.
             weighted[node] = value + np.float32(0)
-            keys[request, node] = (np.int64(bits[node]) << 32) | (_DEEPEST - depth)
-        if caps.size > 0 and caps[request] < count:
-            cut, spare = _LARGEST_KEY, 0
-            if caps[request] > 0:
-                pool[available : available + count] = keys[request, :count]
-                cut, spare = kth_largest(
-                    pool, available, count, caps[request], histogram
-                )
-            for node in range(count):
-                key = keys[request, node]
-                if key == cut and spare > 0:
-                    spare -= 1
-                elif key <= cut:
-                    keys[request, node] = -1
+            keys[request, node] = (np.int64(bits[node]) << 31) | (_DEEPEST - depth)
+        cap = min(caps[request], count) if caps.size > 0 else count
+        floor = min(floors[request], cap) if floors.size > 0 else 0
+        if cap < count or floor > 0:
+            limit_row(keys[request], count, cap, floor, pool, available, histogram)
         for node in range(count):
             if keys[request, node] >= 0:
                 pool[available] = keys[request, node]
                 available += 1
-    cut, spare = -1, 0
-    if budget == 0:
-        cut = _LARGEST_KEY
-    elif budget < available:
-        cut, spare = kth_largest(pool, 0, available, budget, histogram)
+    cut, spare = cut_at(pool, 0, available, budget, histogram)
     for request in range(bs):
         length = 1
         total = 0.0

@@ -48,15 +48,30 @@ def build_verify_plan(
     that is not closed under parents or keeps padding, and for a bound that is too low.
     On an accelerator rows past a bound are dropped.
     """
-    check_tensor(
-        "allocation.keep",
-        allocation.keep,
-        "[bs, max_nodes]",
-        trees.tokens.shape,
-        torch.bool,
-        trees.tokens.device,
+    anchors, prefix_lens = checked_plan(
+        trees, allocation, anchors, prefix_lens, total_verify_tokens, num_mask_elements
     )
+    loops = loops_for(trees.tokens)
+    build = build_verify_plan_torch if loops is None else loops.build_verify_plan
+    plan: VerifyPlan = build(
+        trees, allocation, anchors, prefix_lens, total_verify_tokens, num_mask_elements
+    )
+    return plan
+
+
+def checked_plan(
+    trees: DraftTrees,
+    allocation: Allocation,
+    anchors: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    total_verify_tokens: int | None,
+    num_mask_elements: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return anchors and prefix lengths in int64, or raise for an unusable argument."""
     rows, device = (trees.batch_size,), trees.tokens.device
+    keep, shape = allocation.keep, trees.tokens.shape
+    layout = "[bs, max_nodes]"
+    check_tensor("allocation.keep", keep, layout, shape, torch.bool, device)
     check_tensor("anchors", anchors, "[bs]", rows, INDEX_DTYPES, device)
     check_tensor("prefix_lens", prefix_lens, "[bs]", rows, INDEX_DTYPES, device)
     for name, bound in (
@@ -66,13 +81,7 @@ def build_verify_plan(
         if bound is not None:
             # Each request has an anchor: a row, and a mask element of its own.
             check_count(name, bound, minimum=trees.batch_size)
-    anchors, prefix_lens = anchors.to(torch.int64), prefix_lens.to(torch.int64)
-    loops = loops_for(trees.tokens)
-    build = build_verify_plan_torch if loops is None else loops.build_verify_plan
-    plan: VerifyPlan = build(
-        trees, allocation, anchors, prefix_lens, total_verify_tokens, num_mask_elements
-    )
-    return plan
+    return anchors.to(torch.int64), prefix_lens.to(torch.int64)
 
 
 def build_verify_plan_torch(
@@ -89,8 +98,8 @@ def build_verify_plan_torch(
     if on_plain_cpu(trees.tokens):
         check_plan_values_host(trees, allocation, prefix_lens, depth)
     lens = allocation.verify_lens.to(torch.int64)
-    num_rows, num_elements, width, max_depth = _sizes(
-        trees, allocation, depth, total_verify_tokens, num_mask_elements
+    num_rows, num_elements, width, max_depth = plan_sizes(
+        trees, allocation, total_verify_tokens, num_mask_elements, depth
     )
     if trees.batch_size == 0:
         return _empty_plan(num_rows, num_elements, width, max_depth, device)
@@ -135,6 +144,34 @@ def build_verify_plan_torch(
         prefix_lens=prefix_lens,
         max_depth=max_depth,
     )
+
+
+def plan_sizes(
+    trees: DraftTrees,
+    allocation: Allocation,
+    total_verify_tokens: int | None,
+    num_mask_elements: int | None,
+    depth: torch.Tensor | None = None,
+) -> tuple[int, int, int, int]:
+    """Rows, mask elements, table width and depth, from bounds or (one wait) exactly.
+
+    depth is that of the nodes, where it is known already. On a CPU bounds are checked.
+    """
+    bounded = total_verify_tokens is not None and num_mask_elements is not None
+    num_rows, num_elements, width, max_depth = 0, 0, 1, 0
+    if not bounded or on_plain_cpu(trees.tokens):
+        if depth is None:
+            depth = node_depths_torch(trees)
+        num_rows, num_elements, width, max_depth = _exact_sizes_host(allocation, depth)
+    if total_verify_tokens is not None:
+        check_bound_host("total_verify_tokens", total_verify_tokens, num_rows)
+        num_rows = total_verify_tokens
+    if num_mask_elements is not None:
+        check_bound_host("num_mask_elements", num_mask_elements, num_elements)
+        num_elements = num_mask_elements
+    if bounded:
+        width, max_depth = padded_width(trees, num_rows)
+    return num_rows, num_elements, width, max_depth
 
 
 def padded_width(trees: DraftTrees, total_verify_tokens: int) -> tuple[int, int]:
@@ -207,31 +244,6 @@ def check_bound_host(name: str, bound: int, needed: int) -> None:
     """Raise ValueError if a host bound is below what the batch needs."""
     if bound < needed:
         raise ValueError(f"{name} must be at least {needed} here, got {bound}")
-
-
-def _sizes(
-    trees: DraftTrees,
-    allocation: Allocation,
-    depth: torch.Tensor,
-    total_verify_tokens: int | None,
-    num_mask_elements: int | None,
-) -> tuple[int, int, int, int]:
-    """Rows, mask elements, table width and depth, from bounds or (one wait) exactly."""
-    if total_verify_tokens is not None and num_mask_elements is not None:
-        if on_plain_cpu(trees.tokens):
-            num_rows, num_elements, _, _ = _exact_sizes_host(allocation, depth)
-            check_bound_host("total_verify_tokens", total_verify_tokens, num_rows)
-            check_bound_host("num_mask_elements", num_mask_elements, num_elements)
-        width, max_depth = padded_width(trees, total_verify_tokens)
-        return total_verify_tokens, num_mask_elements, width, max_depth
-    num_rows, num_elements, width, max_depth = _exact_sizes_host(allocation, depth)
-    if total_verify_tokens is not None:
-        check_bound_host("total_verify_tokens", total_verify_tokens, num_rows)
-        num_rows = total_verify_tokens
-    if num_mask_elements is not None:
-        check_bound_host("num_mask_elements", num_mask_elements, num_elements)
-        num_elements = num_mask_elements
-    return num_rows, num_elements, width, max_depth
 
 
 def _exact_sizes_host(

@@ -76,6 +76,7 @@ def test_a_round_on_a_device_without_values(budget_on_device):
         draft_budget=budget,
         max_drafts=ints[:, 0],
         weights=torch.ones(4, device=device),
+        min_drafts=ints[:, 0],
     )
     plan = build_verify_plan(
         trees,
@@ -150,7 +151,9 @@ def test_torch_operations_of_a_round_do_not_wait():
         num_mask_elements=500,
     )
     with WaitWatch() as watch:
-        select_draft_tokens_torch(trees, torch.tensor(20), zeros + 4, torch.ones(5))
+        select_draft_tokens_torch(
+            trees, torch.tensor(20), zeros + 4, torch.ones(5), zeros + 2
+        )
         plan.custom_mask(num_elements=900)
         match_tree_torch(plan, plan.input_ids)
     assert watch.seen == []

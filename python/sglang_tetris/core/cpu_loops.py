@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sglang_tetris.core import cpu_plan, cpu_select
+from sglang_tetris.core import cpu_calibrate, cpu_plan, cpu_select
 from sglang_tetris.core.layout import (
     check_bound_host,
     check_plan_values_host,
@@ -32,6 +32,54 @@ def path_survival(trees: DraftTrees) -> torch.Tensor:
         survival.numpy(),
     )
     return survival
+
+
+def depths_and_ranks(trees: DraftTrees) -> tuple[torch.Tensor, torch.Tensor]:
+    depths, ranks = torch.empty(2, *trees.parents.shape, dtype=torch.int64).unbind()
+    cpu_calibrate.fill_ranks(
+        _array(trees.parents),
+        _array(trees.accept_probs),
+        _array(trees.num_nodes),
+        depths.numpy(),
+        ranks.numpy(),
+    )
+    return depths, ranks
+
+
+def calibrated(
+    probs: torch.Tensor,
+    depths: torch.Tensor,
+    ranks: torch.Tensor,
+    classes: torch.Tensor,
+    values: npt.NDArray[np.float32],
+) -> torch.Tensor | None:
+    """Look every node up; None if an argument has a value out of range."""
+    out = torch.empty(probs.shape)
+    consistent = cpu_calibrate.fill_calibrated(
+        _array(probs),
+        _array(depths),
+        _array(ranks),
+        _array(classes),
+        values,
+        out.numpy(),
+    )
+    return out if consistent else None
+
+
+def calibrated_trees(
+    trees: DraftTrees, classes: torch.Tensor, values: npt.NDArray[np.float32]
+) -> torch.Tensor | None:
+    """Rank every node and look it up; None if a class is out of range."""
+    out = torch.empty(trees.accept_probs.shape)
+    consistent = cpu_calibrate.fill_calibrated_trees(
+        _array(trees.parents),
+        _array(trees.accept_probs),
+        _array(trees.num_nodes),
+        _array(classes),
+        values,
+        out.numpy(),
+    )
+    return out if consistent else None
 
 
 def select_draft_tokens(

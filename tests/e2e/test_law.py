@@ -99,13 +99,24 @@ def _p_value(counts: torch.Tensor, law: torch.Tensor) -> float:
     return float(chi2.sf(statistic, len(cells) - 1))
 
 
-@pytest.mark.parametrize("topk", [1, 2])
+REJECTION = ("--tetris-verify", "rejection")
+BLOCK = (
+    *REJECTION,
+    *("--tetris-config", '{"block_verification": true, "value_rule": "square"}'),
+)
+
+
+@pytest.mark.parametrize(
+    ("topk", "verify"),
+    [(1, ()), (2, ()), (1, REJECTION), (1, BLOCK)],
+    ids=["chain", "tree", "rejection", "block"],
+)
 def test_three_tokens_follow_the_targets_joint_law(
-    pool: ServerPool, law_models: tuple[Path, Path], topk: int
+    pool: ServerPool, law_models: tuple[Path, Path], topk: int, verify: tuple[str, ...]
 ) -> None:
     target, draft = law_models
     law = exact_joint(target)
-    flags = tetris_flags(draft, steps=2, topk=topk)
+    flags = (*tetris_flags(draft, steps=2, topk=topk), *verify)
     server = pool.get(target, flags, env=TEST_SWITCH)
     set_budget(server, "1x")
     _switch(server, False)

@@ -40,6 +40,11 @@ class RejectionSampler:
         self._penalties = penalties
         self._block = block
         self._in_turn = one_after_the_other
+        self._biased = False
+
+    def plant_bias(self, on: Any) -> None:
+        """End rounds with the first possible token: a bias that tests must find."""
+        self._biased = bool(on)
 
     def accept(
         self,
@@ -66,7 +71,7 @@ class RejectionSampler:
             target_probs=target_probs,
             draft_probs=draft_probs,
             uniforms=self._chains.uniforms(bs, num_laws),
-            uniforms_final=self._chains.uniforms(bs),
+            uniforms_final=self._chains.uniforms(bs) * (not self._biased),
             draft_token_ids=self._chains.token_ids,
             block=self._block,
         )
@@ -150,7 +155,7 @@ def make_rejection(
     """Let the draft worker draw its tokens, and return what verifies them."""
     runner = draft_worker.target_worker.model_runner
     chains = ChainSampler(
-        seed=draft_worker.server_args.random_seed,
+        seed=draft_worker.target_worker.random_seed,
         device=draft_worker.device,
         rule=config.value_rule,
         token_ids=draft_worker.hot_token_id,

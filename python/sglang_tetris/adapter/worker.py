@@ -172,8 +172,11 @@ class TetrisWorker(EAGLEWorkerV2):
 
     def test_switches(self) -> dict[str, Callable[[Any], None]]:
         """Return faults that tests plant, to see that they would find them."""
+        bias = self._sampler.plant_argmax
+        if self.config.verify == "rejection":
+            bias = self._rejection.plant_bias
         return {
-            "tetris_test_keep_argmax": self._sampler.plant_argmax,
+            "tetris_test_keep_argmax": bias,
             "tetris_test_spoil_draft_kv": self._drafting.spoil_unwritten,
         }
 

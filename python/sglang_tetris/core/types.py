@@ -5,6 +5,7 @@ reading them cannot wait for a device, that is on a CPU; `validate()` checks the
 anywhere. bs is the number of requests, max_nodes the draft nodes a row has room for.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,19 @@ class DraftTrees:
         """Return `[bs, max_nodes]` bool, False at padding."""
         places = torch.arange(self.max_nodes, device=self.tokens.device)
         return places < self.num_nodes[:, None]
+
+    def with_accept_probs(self, accept_probs: torch.Tensor) -> "DraftTrees":
+        """Return these trees with other probabilities, whose values are not checked.
+
+        Checking them again, as the constructor does, takes longer than most steps of a
+        round. Raises ValueError for a wrong shape, dtype or device.
+        """
+        layout, device = "[bs, max_nodes]", self.tokens.device
+        shape = self.tokens.shape
+        check_tensor("accept_probs", accept_probs, layout, shape, torch.float32, device)
+        trees = copy.copy(self)
+        object.__setattr__(trees, "accept_probs", accept_probs)
+        return trees
 
     def validate(self) -> None:
         """Check the values; on an accelerator this waits for the device.

@@ -56,6 +56,18 @@ def test_bad_trees(changes, name, value):
     assert value in str(error.value)
 
 
+def test_other_probabilities():
+    trees = DraftTrees(**fields(), max_depth=2)
+    other = trees.with_accept_probs(torch.full((2, 3), 0.125))
+    assert other.accept_probs.unique().tolist() == [0.125]
+    assert trees.accept_probs.equal(fields()["accept_probs"])
+    for name in ("tokens", "parents", "num_nodes", "max_depth"):
+        assert getattr(other, name) is getattr(trees, name)
+    for wrong in (torch.zeros(2, 2), torch.zeros(2, 3).double()):
+        with pytest.raises(ValueError, match=r"^accept_probs must "):
+            trees.with_accept_probs(wrong)
+
+
 def test_padding_may_hold_anything():
     trees = DraftTrees(
         **fields(

@@ -15,6 +15,12 @@ from sglang_tetris.core.budget import (
     MeanBudget,
     ThroughputBudget,
 )
+from sglang_tetris.core.calibration_error import (
+    CalibrationError,
+    bootstrap_interval,
+    brier_score,
+    debiased_calibration_error,
+)
 from sglang_tetris.core.config import BudgetSpec, TetrisConfig
 from sglang_tetris.core.cost_table import CostSample, CostTable
 from sglang_tetris.core.errors import TetrisConfigError
@@ -28,6 +34,7 @@ __all__ = [
     "AcceptResult",
     "Allocation",
     "BudgetSpec",
+    "CalibrationError",
     "CostSample",
     "CostTable",
     "DraftBudget",
@@ -39,9 +46,12 @@ __all__ = [
     "TetrisConfigError",
     "ThroughputBudget",
     "VerifyPlan",
+    "bootstrap_interval",
+    "brier_score",
     "build_verify_plan",
     "count_round",
     "cpu_backend",
+    "debiased_calibration_error",
     "match_tree",
     "path_survival",
     "select_draft_tokens",

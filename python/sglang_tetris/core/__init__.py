@@ -26,11 +26,18 @@ from sglang_tetris.core.cost_table import CostSample, CostTable
 from sglang_tetris.core.errors import TetrisConfigError
 from sglang_tetris.core.layout import build_verify_plan
 from sglang_tetris.core.metrics import DraftCounters, count_round
+from sglang_tetris.core.sampling_classes import (
+    NUM_SAMPLING_CLASSES,
+    SAMPLING_CLASS_NAMES,
+    sampling_class,
+)
 from sglang_tetris.core.survival import path_survival
 from sglang_tetris.core.types import AcceptResult, Allocation, DraftTrees, VerifyPlan
 from sglang_tetris.core.warmup import warm_up
 
 __all__ = [
+    "NUM_SAMPLING_CLASSES",
+    "SAMPLING_CLASS_NAMES",
     "AcceptResult",
     "Allocation",
     "BudgetSpec",
@@ -54,6 +61,7 @@ __all__ = [
     "debiased_calibration_error",
     "match_tree",
     "path_survival",
+    "sampling_class",
     "select_draft_tokens",
     "warm_up",
 ]

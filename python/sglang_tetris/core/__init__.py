@@ -26,6 +26,8 @@ from sglang_tetris.core.cost_table import CostSample, CostTable
 from sglang_tetris.core.errors import TetrisConfigError
 from sglang_tetris.core.layout import build_verify_plan
 from sglang_tetris.core.metrics import DraftCounters, count_round
+from sglang_tetris.core.node_labels import LabelledNodes, labelled_nodes
+from sglang_tetris.core.node_ranks import depths_and_ranks
 from sglang_tetris.core.sampling_classes import (
     NUM_SAMPLING_CLASSES,
     SAMPLING_CLASS_NAMES,
@@ -48,6 +50,7 @@ __all__ = [
     "DraftCounters",
     "DraftTrees",
     "FixedBudget",
+    "LabelledNodes",
     "MeanBudget",
     "TetrisConfig",
     "TetrisConfigError",
@@ -59,6 +62,8 @@ __all__ = [
     "count_round",
     "cpu_backend",
     "debiased_calibration_error",
+    "depths_and_ranks",
+    "labelled_nodes",
     "match_tree",
     "path_survival",
     "sampling_class",

@@ -29,6 +29,11 @@ def loops_for(tensor: torch.Tensor) -> Any:
     return load_loops() if on_plain_cpu(tensor) else None
 
 
+def host_loops() -> Any:
+    """Return the CPU loops for work that is the host's anyway, or None."""
+    return load_loops()
+
+
 def cpu_backend() -> Literal["numba", "torch"]:
     """Name what serves CPU tensors here, for a server's start-up log."""
     return "torch" if load_loops() is None else "numba"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sglang_tetris.core import cpu_plan, cpu_select
+from sglang_tetris.core import cpu_calibrate, cpu_plan, cpu_select
 from sglang_tetris.core.layout import (
     check_bound_host,
     check_plan_values_host,
@@ -32,6 +32,18 @@ def path_survival(trees: DraftTrees) -> torch.Tensor:
         survival.numpy(),
     )
     return survival
+
+
+def depths_and_ranks(trees: DraftTrees) -> tuple[torch.Tensor, torch.Tensor]:
+    depths, ranks = torch.empty(2, *trees.parents.shape, dtype=torch.int64).unbind()
+    cpu_calibrate.fill_ranks(
+        _array(trees.parents),
+        _array(trees.accept_probs),
+        _array(trees.num_nodes),
+        depths.numpy(),
+        ranks.numpy(),
+    )
+    return depths, ranks
 
 
 def select_draft_tokens(

@@ -2,8 +2,10 @@
 
 A round, top to bottom: `DraftTrees` -> `path_survival` -> a budget ->
 `select_draft_tokens` -> `build_verify_plan` -> (the target chooses a token per row) ->
-`match_tree`. Tensors may be on any device; on a CPU compiled loops are used where numba
-is installed, and `warm_up` has them ready before the first request.
+`match_tree`. A `Calibrator` corrects the trees' probabilities before, and learns from
+the round's `labelled_nodes` after. Tensors may be on any device; on a CPU compiled
+loops are used where numba is installed, and `warm_up` has them ready before the first
+request.
 """
 
 from sglang_tetris.core.accept import match_tree
@@ -15,6 +17,7 @@ from sglang_tetris.core.budget import (
     MeanBudget,
     ThroughputBudget,
 )
+from sglang_tetris.core.calibration import Calibrator
 from sglang_tetris.core.calibration_error import (
     CalibrationError,
     bootstrap_interval,
@@ -44,6 +47,7 @@ __all__ = [
     "Allocation",
     "BudgetSpec",
     "CalibrationError",
+    "Calibrator",
     "CostSample",
     "CostTable",
     "DraftBudget",

@@ -46,6 +46,42 @@ def depths_and_ranks(trees: DraftTrees) -> tuple[torch.Tensor, torch.Tensor]:
     return depths, ranks
 
 
+def calibrated(
+    probs: torch.Tensor,
+    depths: torch.Tensor,
+    ranks: torch.Tensor,
+    classes: torch.Tensor,
+    values: npt.NDArray[np.float32],
+) -> torch.Tensor | None:
+    """Look every node up; None if an argument has a value out of range."""
+    out = torch.empty(probs.shape)
+    consistent = cpu_calibrate.fill_calibrated(
+        _array(probs),
+        _array(depths),
+        _array(ranks),
+        _array(classes),
+        values,
+        out.numpy(),
+    )
+    return out if consistent else None
+
+
+def calibrated_trees(
+    trees: DraftTrees, classes: torch.Tensor, values: npt.NDArray[np.float32]
+) -> torch.Tensor | None:
+    """Rank every node and look it up; None if a class is out of range."""
+    out = torch.empty(trees.accept_probs.shape)
+    consistent = cpu_calibrate.fill_calibrated_trees(
+        _array(trees.parents),
+        _array(trees.accept_probs),
+        _array(trees.num_nodes),
+        _array(classes),
+        values,
+        out.numpy(),
+    )
+    return out if consistent else None
+
+
 def select_draft_tokens(
     trees: DraftTrees,
     draft_budget: int,

@@ -5,7 +5,9 @@ import torch
 from sglang_tetris.core.accept import match_tree
 from sglang_tetris.core.allocator import select_draft_tokens
 from sglang_tetris.core.backend import cpu_backend
+from sglang_tetris.core.calibration import Calibrator
 from sglang_tetris.core.layout import build_verify_plan
+from sglang_tetris.core.node_labels import labelled_nodes
 from sglang_tetris.core.survival import path_survival
 from sglang_tetris.core.types import DraftTrees
 
@@ -32,5 +34,9 @@ def warm_up(device: torch.device | str = "cpu") -> str:
             trees, allocation, anchors=ints[:, 0], prefix_lens=ints[:, 0] + 1
         )
         plan.custom_mask()
-        match_tree(plan, plan.input_ids)
+        accepted = match_tree(plan, plan.input_ids)
+    calibrator = Calibrator()
+    calibrator.calibrate_trees(trees, ints[:, 0])
+    labels = labelled_nodes(trees, plan, accepted)
+    calibrator.update(*labels[:3], labels.requests, labels.correct)
     return cpu_backend()

@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from sglang_tetris.core import (
+    Calibrator,
     DraftTrees,
     build_verify_plan,
     match_tree,
@@ -18,6 +19,8 @@ from sglang_tetris.core import (
 )
 from sglang_tetris.core.accept import match_tree_torch
 from sglang_tetris.core.allocator import select_draft_tokens_torch
+from sglang_tetris.core.calibration_map import MapTensors, calibrated_torch
+from sglang_tetris.core.node_ranks import depths_and_ranks_torch
 from tests.reference.forests import forest
 
 WAITING = ("item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique")
@@ -64,6 +67,10 @@ def test_a_round_on_a_device_without_values(budget_on_device):
         accept_probs=torch.zeros(4, 7, device=device),
         num_nodes=ints[:, 0],
     )
+    calibrator = Calibrator()
+    trees = calibrator.calibrate_trees(trees, ints[:, 0])
+    calibrator.update([0.5], [1], [0], [0], [True])
+    trees = calibrator.calibrate_trees(trees, ints[:, 0])
     assert path_survival(trees).shape == (4, 7)
     budget = torch.tensor(5, device=device) if budget_on_device else 5
     allocation = select_draft_tokens(
@@ -108,7 +115,11 @@ def test_torch_operations_of_a_round_do_not_wait():
         total_verify_tokens=30,
         num_mask_elements=500,
     )
+    maps = MapTensors(torch.device("cpu"))
     with WaitWatch() as watch:
+        maps.refresh(Calibrator()._table, version=1)
+        depths, ranks = depths_and_ranks_torch(trees)
+        calibrated_torch(trees.accept_probs, depths, ranks, zeros, maps)
         select_draft_tokens_torch(trees, torch.tensor(20), zeros + 4, torch.ones(5))
         plan.custom_mask(num_elements=900)
         match_tree_torch(plan, plan.input_ids)

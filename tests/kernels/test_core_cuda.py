@@ -5,12 +5,14 @@ import pytest
 import torch
 
 from sglang_tetris.core import (
+    Calibrator,
     DraftTrees,
     build_verify_plan,
     match_tree,
     path_survival,
     select_draft_tokens,
 )
+from tests.reference.calibration import random_labels
 from tests.reference.forests import forest
 
 pytestmark = [
@@ -81,6 +83,34 @@ def round_of(device: str) -> list[torch.Tensor]:
 def test_a_padded_round_equals_the_cpu_and_does_not_wait():
     for got, want in zip(round_of("cuda"), round_of("cpu"), strict=True):
         assert got.equal(want)
+
+
+def calibrated_on(device: str) -> torch.Tensor:
+    rng = np.random.default_rng(2)
+    cpu = forest(rng, BS, MAX_NODES)
+    trees = DraftTrees(
+        tokens=cpu.tokens.to(device),
+        parents=cpu.parents.to(device),
+        accept_probs=cpu.accept_probs.to(device),
+        num_nodes=cpu.num_nodes.to(device),
+    )
+    classes = torch.from_numpy(rng.integers(0, 8, BS)).to(device)
+    calibrator = Calibrator()
+    # The first call on a device makes its tables there.
+    calibrator.calibrate_trees(trees, classes)
+    if device != "cpu":
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    for _ in range(3):
+        calibrator.update(*random_labels(rng, 200))
+        calibrated = calibrator.calibrate_trees(trees, classes).accept_probs
+    if device != "cpu":
+        torch.cuda.set_sync_debug_mode("default")
+    return calibrated.cpu()
+
+
+def test_calibrated_trees_equal_the_cpus_and_do_not_wait():
+    assert calibrated_on("cuda").equal(calibrated_on("cpu"))
 
 
 def test_a_padded_round_can_be_captured_and_replayed():

@@ -55,8 +55,9 @@ class MapTensors:
     knots           [NUM_KNOTS] float32
     inverse_widths  [NUM_SEGMENTS] float32
 
-    `refresh` writes in place: whatever was queued before it reads the old values, and
-    addresses stay. It only copies from the host, which waits for nothing.
+    Made once, at start-up. `refresh` writes in place: whatever was queued before it
+    reads the old values, and addresses stay. It only copies from the host, which waits
+    for nothing.
     """
 
     __slots__ = ("inverse_widths", "knots", "values", "version")

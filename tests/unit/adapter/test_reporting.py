@@ -9,25 +9,21 @@ from sglang_tetris.adapter.reporting import (
     request_info,
     truthful_meta_info,
 )
-from sglang_tetris.core import DraftCounters
-
-
-def _round(proposed: int, verified: int, correct: int) -> DraftCounters:
-    return DraftCounters(
-        num_rounds=1,
-        num_proposed_drafts=proposed,
-        num_verify_drafts=verified,
-        num_correct_drafts=correct,
-    )
+from tests.reference.forests import trees_of
+from tests.unit.adapter.records import finished
 
 
 @pytest.fixture
 def told() -> tuple[RoundReporter, list[SimpleNamespace]]:
+    """Two rounds: 3 verified and 2 correct, 1 and none; then 1 verified and correct."""
     reporter, reqs = RoundReporter(), [SimpleNamespace(), SimpleNamespace()]
-    reporter.record_round_host(
-        reqs, "2x", 4, [None, 1], [_round(3, 3, 2), _round(1, 1, 0)]
-    )
-    reporter.record_round_host(reqs[:1], "2x", 2, [None], [_round(3, 1, 1)])
+    chain = [(7, -1, 0.9), (8, 0, 0.9), (9, 1, 0.9)]
+    both = trees_of(chain, [(4, -1, 0.5)])
+    tokens = [7, 8, 1, 1, 3, 3]
+    first = finished(both, tokens, budget=4, reqs=reqs, limits=[None, 1])
+    reporter.record_round_host(first, "2x")
+    second = finished(trees_of(chain), [7, 1], budget=1, reqs=reqs[:1])
+    reporter.record_round_host(second, "2x")
     return reporter, reqs
 
 
@@ -37,7 +33,7 @@ def test_requests_add_up_to_the_server(told) -> None:
     infos = [request_info(req) for req in reqs]
     for name in ("num_rounds", "num_proposed_drafts", "num_verify_drafts"):
         assert totals[name] == sum(info[name] for info in infos)
-    assert (totals["num_steps"], totals["draft_budget"]) == (2, 2)
+    assert (totals["num_steps"], totals["draft_budget"]) == (2, 1)
     assert infos[1]["max_drafts"] == 1
 
 

@@ -9,10 +9,11 @@ from sglang_tetris.adapter import hooks, reserve
 from sglang_tetris.adapter.rank_agreement import RankAgreement
 from sglang_tetris.adapter.round_clock import Lap
 from sglang_tetris.adapter.round_planner import RoundPlanner
-from sglang_tetris.core import path_survival, select_draft_tokens
+from sglang_tetris.core import path_survival
 from sglang_tetris.core.auto_policy import Load
 from sglang_tetris.core.config import parse_budget
 from tests.reference.forests import trees_of
+from tests.unit.adapter.records import finished
 
 LOAD = Load(batch_size=2, num_drafting=2, total_kv_tokens=50)
 TREES = trees_of([(1, -1, 0.9), (2, 0, 0.9)], [(3, -1, 0.5), (4, 0, 0.5)])
@@ -65,9 +66,8 @@ def test_traces_can_draft_without_verifying() -> None:
     assert found.draft_budget(TREES, LOAD, torch.ones(2, 2).bool(), None) == 0
 
 
-def run(found: RoundPlanner, *, row_s: float, correct: float, rounds: int) -> None:
+def run(found: RoundPlanner, *, row_s: float, correct: bool, rounds: int) -> None:
     """Rounds of a server on which a verified row takes `row_s`, a step next to none."""
-    allocation = select_draft_tokens(TREES, draft_budget=4)
     for _ in range(rounds):
         found.first_round(LOAD)
         laps = [Lap("outside", 2, 2, 50, 1e-3)]
@@ -78,10 +78,13 @@ def run(found: RoundPlanner, *, row_s: float, correct: float, rounds: int) -> No
                 Lap("draft_step", 2, 2, 50, 1e-4),
                 Lap("verify", 2 + budget, 2, 50, 1e-3 + row_s * (2 + budget)),
             ]
-            found.observe(laps, TREES, [0, 1], allocation, round(4 * correct))
+            tokens = [1, 2, 9, 9, 9, 9] if correct else [9] * 6
+            done = finished(TREES, tokens, budget=4, decided=found.plan)
+            found.observe(done, laps)
         else:
             laps += [Lap("decode", 2, 2, 50, 1e-3 + row_s * 2)]
-            found.observe(laps, TREES, [], allocation, 0)
+            done = finished(trees_of([], []), [9, 9], budget=0, decided=found.plan)
+            found.observe(done, laps)
         found.next_round(LOAD)
 
 
@@ -89,7 +92,7 @@ def run(found: RoundPlanner, *, row_s: float, correct: float, rounds: int) -> No
 def test_auto_drafts_where_rows_are_cheap(row_s: float, drafts: bool, caplog) -> None:
     caplog.set_level("INFO")
     found = planner("auto")
-    run(found, row_s=row_s, correct=0.5, rounds=60)
+    run(found, row_s=row_s, correct=True, rounds=60)
     assert (found.policy.depth > 0) is drafts
     state = found.describe()
     assert state["exploring"] is False
@@ -102,7 +105,7 @@ def test_auto_drafts_where_rows_are_cheap(row_s: float, drafts: bool, caplog) ->
 
 def test_lagged_budgets_do_not_look_at_the_rounds_drafts() -> None:
     found = planner("auto", lagged=True)
-    run(found, row_s=1e-7, correct=0.5, rounds=60)
+    run(found, row_s=1e-7, correct=True, rounds=60)
     other = trees_of([(1, -1, 0.01), (2, 0, 0.01)], [(3, -1, 0.01), (4, 0, 0.01)])
     everything = torch.ones(2, 2, dtype=torch.bool)
     same = {found.draft_budget(t, LOAD, everything, None) for t in (TREES, other)}

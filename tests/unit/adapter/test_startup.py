@@ -12,6 +12,7 @@ from sglang.srt.server_args import ServerArgs
 
 from sglang_tetris.adapter import options, startup
 from sglang_tetris.adapter.options import TetrisOptions
+from sglang_tetris.core import CostTable
 from sglang_tetris.core.errors import TetrisConfigError
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 8}
@@ -97,16 +98,16 @@ def test_every_refused_field_is_tested() -> None:
 @pytest.mark.parametrize(
     ("chosen", "names"),
     [
-        ({"tetris_verify": "rejection"}, "rejection"),
         ({"tetris_verify": "guess"}, "tetris-verify"),
         ({"tetris_draft": "none"}, "none"),
         ({"tetris_draft": "medusa"}, "tetris-draft"),
         ({"tetris_draft": "eagle3"}, "eagle3"),
         ({"tetris_budget": "many"}, "many"),
         ({"tetris_budget": "-1"}, "-1"),
-        ({"tetris_cost_table": "t.json"}, "--tetris-cost-table"),
-        ({"tetris_trace": "t.jsonl"}, "--tetris-trace"),
+        ({"tetris_cost_table": "/nowhere.json"}, "--tetris-cost-table"),
+        ({"tetris_trace": "/nowhere/t.jsonl"}, "--tetris-trace"),
         ({"tetris_config": '{"max_draft": 1}'}, "max_drafts"),
+        ({"tetris_config": '{"calibration_path": "/dev/null"}'}, "calibration_path"),
         ({"tetris_config": "/nowhere.json"}, "/nowhere.json"),
         ({"tetris_config": "{"}, "JSON"),
     ],
@@ -114,6 +115,32 @@ def test_every_refused_field_is_tested() -> None:
 def test_bad_flags_are_refused(paths, chosen, names) -> None:
     options.publish(TetrisOptions(**chosen))
     assert names in _refusal(_args(paths))
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"speculative_eagle_topk": 2}, "sampled trees"),
+        ({"enable_deterministic_inference": True}, "seeds"),
+    ],
+)
+def test_what_rejection_cannot_do_is_refused(paths, fields, names) -> None:
+    options.publish(TetrisOptions(tetris_verify="rejection"))
+    startup.check_raw_args(_args(paths))
+    assert names in _refusal(_args(paths, **fields))
+
+
+def test_a_cost_table_without_the_parts_of_a_round_is_refused(paths, tmp_path) -> None:
+    table = tmp_path / "table.json"
+    table.write_text(CostTable(token_knots=(1,), knot_times_s=(1.0,)).to_json())
+    options.publish(TetrisOptions(tetris_cost_table=str(table)))
+    assert "lacks the phases" in _refusal(_args(paths))
+
+
+def test_too_few_kept_tokens_are_refused(paths) -> None:
+    options.publish(TetrisOptions(tetris_config='{"kept_tokens": 3}'))
+    with pytest.raises(TetrisConfigError, match="kept_tokens must be more than"):
+        startup.finish_server_args(_resolved())
 
 
 def test_a_missing_draft_is_refused(paths) -> None:

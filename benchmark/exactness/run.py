@@ -32,7 +32,7 @@ from sglang_tetris.tools.server_process import (
     running_server,
 )
 
-BUDGETS = ("0", "1", "16", "1x", "3x", "1000")
+BUDGETS = ("0", "1", "16", "1x", "3x", "auto", "1000")
 SHAPES = {"chain": (3, 1, 4), "tree": (3, 2, 8)}
 DRAFTS = ("eagle", "standalone")
 ROUNDING_GAP = 1e-3

@@ -1,5 +1,6 @@
 """Per-request limits, the control endpoint, and numbers that agree with each other."""
 
+import re
 from pathlib import Path
 
 import psutil
@@ -119,6 +120,26 @@ def test_sglangs_own_door_takes_numbers(server: Server) -> None:
         # One entry per data-parallel rank.
         assert server.post("/set_internal_state", {"server_args": asked}) == [True]
         assert tetris_info(server)["draft_budget"] == shown
+
+
+def test_auto_says_what_it_does_and_why(server: Server) -> None:
+    set_budget(server, "auto")
+    server.generate(prompts(8), max_new_tokens=60)
+    state = tetris_info(server)
+    plan = state["plan"]
+    assert plan["exploring"] is False, "known within the first hundred rounds"
+    assert plan["reason"] in ("rate", "probe", "check")
+    assert len(plan["tokens_per_s"]) == CHAIN["steps"] + 1
+    best = max(range(len(plan["tokens_per_s"])), key=plan["tokens_per_s"].__getitem__)
+    assert best in range(CHAIN["steps"] + 1)
+    log = server.log()
+    assert "no cost table was given" in log
+    assert "what a round costs is known now" in log
+    assert re.search(r"budget: auto = \d+, depth \d \(\w+\), tokens/s expected", log)
+    # Draft = target: that is what the calibration has learnt of greedy requests.
+    greedy = state["calibration"]["classes"]["greedy"]
+    assert greedy["accept_rate"] == 1.0
+    set_budget(server, "3x")
 
 
 def test_sums_of_requests_logs_and_metrics_agree(server: Server) -> None:

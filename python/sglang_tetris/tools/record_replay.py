@@ -88,14 +88,14 @@ def record(
             *("--tetris-trace", str(trace), "--tetris-config", json.dumps(config)),
             "--enable-deterministic-inference",
         )
-        with running_server(flags, log_path=Path(folder) / "server.log") as server:
-            with ThreadPoolExecutor(options.concurrency) as pool:
-                list(
-                    pool.map(
-                        lambda body: _post(f"{server.url}/v1/chat/completions", body),
-                        _bodies(prompts, options.max_tokens),
-                    )
-                )
+        log = Path(folder) / "server.log"
+        # The pool outside: when this is interrupted, the server ends first, and what
+        # waits in the pool fails at once.
+        with ThreadPoolExecutor(options.concurrency) as pool:
+            with running_server(flags, log_path=log) as server:
+                url = f"{server.url}/v1/chat/completions"
+                bodies = _bodies(prompts, options.max_tokens)
+                list(pool.map(lambda body: _post(url, body), bodies))
         return read_trace(trace)
 
 

@@ -84,7 +84,11 @@ def test_bad_flags(launch, argv, model_root: Path) -> None:
     draft = models.make_eagle_draft(model_root)
     for more, names in (
         (["--tetris-budget", "lots"], "lots"),
-        (["--tetris-verify", "rejection"], "rejection"),
+        (
+            ["--tetris-verify", "rejection", "--speculative-eagle-topk", "2"],
+            "sampled trees",
+        ),
+        (["--tetris-cost-table", "/nowhere"], "--tetris-cost-table"),
         (["--tetris-config", '{"max_draft": 1}'], "max_drafts"),
         (["--enable-lora"], "LoRA"),
         ([*SHAPE, "9"], "9"),

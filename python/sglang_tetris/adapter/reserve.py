@@ -5,6 +5,7 @@ of a plain decode step. The worker says before the scheduler allocates which it 
 """
 
 _plain = False
+_given_plain = False
 
 
 def next_round_is_plain(plain: bool) -> None:
@@ -15,4 +16,11 @@ def next_round_is_plain(plain: bool) -> None:
 
 def reserve_of(full: int) -> int:
     """Return the slots of the next round, given those of one with drafts."""
+    global _given_plain
+    _given_plain = _plain
     return 1 if _plain else full
+
+
+def holds_drafts() -> bool:
+    """Whether what was last set aside is enough for a round with drafts."""
+    return not _given_plain

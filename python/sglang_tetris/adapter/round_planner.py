@@ -63,11 +63,13 @@ class RoundPlanner:
         return self._spec.mode == "auto"
 
     def use(self, spec: BudgetSpec) -> None:
-        """Replace the budget from the next round on."""
+        """Replace the budget from the next round on.
+
+        auto decides at the end of a round, so the first one under it is plain.
+        """
         self._spec = spec
         self._fixed = spec.policy()
         self._set(self._fixed_plan() if self._fixed else RoundPlan(depth=0))
-        self._undecided = self._fixed is None
 
     def next_round(self, load: Load) -> None:
         """Decide how the next round is run, from what is known by now."""
@@ -76,12 +78,6 @@ class RoundPlanner:
         plan = self.policy.plan_round(load) if self._agreement.decides else None
         self._set(self._agreement.plan(plan))
         self._announce()
-
-    def first_round(self, load: Load) -> None:
-        """Decide for the first round after the server was started, or a new budget."""
-        if self._undecided:
-            self._undecided = False
-            self.next_round(load)
 
     def draft_budget(
         self, trees: DraftTrees, load: Load, available: torch.Tensor, weights: Any

@@ -29,7 +29,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_tetris.adapter import options
+from sglang_tetris.adapter import options, reserve
 from sglang_tetris.adapter.calibration import RoundCalibration
 from sglang_tetris.adapter.commit import add_logprobs, commit_kv
 from sglang_tetris.adapter.cost_file import read_cost_table
@@ -131,6 +131,8 @@ class TetrisWorker(EAGLEWorkerV2):
                 self.config, self._draft_worker, self._penalties
             )
         warm_up(self, self.config.budget)
+        # What was learnt from made-up prompts is no use.
+        self._calibration = RoundCalibration(self.config, saves=self._agreement.decides)
         self._draft_memory = draft_memory(
             self._target_worker.model_runner,
             self._draft_worker.draft_runner,
@@ -214,8 +216,9 @@ class TetrisWorker(EAGLEWorkerV2):
         view = view_of(
             batch, self.config, high_first=self._high_first, most=self.max_drafts
         )
-        self.planner.first_round(view.load)
         decided = self.planner.plan
+        if decided.depth and not reserve.holds_drafts():
+            raise RuntimeError("a round with drafts was planned after slots for none")
         rows = self._drafting.rows(view, decided)
         drafted = self._drafting.trees(batch, view, rows, decided.depth)
         trees = self._calibration.calibrated(drafted, view)

@@ -56,8 +56,21 @@ def test_the_reserve_follows_the_plan() -> None:
     assert hooks.alloc_reserve(12) == 12
     found = planner("0")
     assert hooks.alloc_reserve(12) == 1, "plain decoding's own"
+    assert not reserve.holds_drafts()
     found.use(parse_budget("3x"))
     assert hooks.alloc_reserve(12) == 12
+    assert reserve.holds_drafts()
+
+
+def test_auto_never_drafts_in_a_round_that_was_set_aside_for_none() -> None:
+    """The first round under auto is plain: nothing was decided when it was prepared."""
+    found = planner("3x")
+    found.use(parse_budget("auto"))
+    assert found.plan.depth == 0
+    for _ in range(30):
+        hooks.alloc_reserve(12)
+        assert reserve.holds_drafts() or found.plan.depth == 0
+        run(found, row_s=1e-7, correct=True, rounds=1)
 
 
 def test_traces_can_draft_without_verifying() -> None:
@@ -69,7 +82,6 @@ def test_traces_can_draft_without_verifying() -> None:
 def run(found: RoundPlanner, *, row_s: float, correct: bool, rounds: int) -> None:
     """Rounds of a server on which a verified row takes `row_s`, a step next to none."""
     for _ in range(rounds):
-        found.first_round(LOAD)
         laps = [Lap("outside", 2, 2, 50, 1e-3)]
         if found.plan.depth:
             budget = found.draft_budget(TREES, LOAD, torch.ones(2, 2).bool(), None)

@@ -3,7 +3,7 @@
 __all__ = ["configure"]
 
 
-def configure(**settings: object) -> None:
+def configure(**settings: str | int | None) -> None:
     """Set the TETRIS options of the `sglang.Engine`s started next in this process.
 
     Takes the command line's keys: `tetris_budget`, `tetris_verify`, `tetris_draft`,

@@ -2,28 +2,26 @@
 
 Two decisions, both by tokens per second (N requests, F expected correct drafts):
 
-1. `plan_round`, before drafting, from earlier rounds only. For every depth d, with 0 =
-   plain decoding, the best rate over all budgets B
-
-       rate(d) = max over B of (N + F_d(B)) / time(d, B)
-
-   from the survival of recent drafts and the measured cost of a round's parts. The
-   depth in use is left only when others have been better for long enough: the log
-   ratios of the rates are added up, and 10 % in sum is enough. A difference of 1 %
-   takes ten rounds, one of 10 % two; a load that moves around a threshold adds nothing.
+1. `plan_round`, before drafting, from earlier rounds only. Every depth, with 0 = plain
+   decoding, has a rate (core.depth_rates). The depth in use is left once what staying
+   costs has come to what changing costs: the log ratios of the best other rate to its
+   own are added up, not below 0, until they make a tenth of a round, or the time that
+   the draft would take to catch up if drafting begins or ends. A load that moves around
+   a threshold adds nothing.
 2. `draft_budget`, after drafting, whose cost is then spent: the B that maximises
 
-       F(B) - price * T(N + B)
+       F(B) * (1 - rate * later) - rate * verify(N + B)
 
-   price being the rate of the depth in use; F is the sum of the B best survivals
-   (weighted, if requests have weights), and T has steps, so all B are looked at. For
-   identical rounds this is the B of (N + F) / time.
+   with the rate of the depth in use and what one more token causes later; F is the sum
+   of the B best survivals (weighted, if requests have weights). The verify's time has
+   steps, so all B are looked at. For identical rounds this maximises the rate.
 
-What is not used cannot be judged, so now and then a round is spent on it: before
-anything is known, rounds of both kinds take turns (`exploring`); while drafting, a
-plain round and one of full depth take turns (`check`); while not drafting, a few
-requests draft (`probe`), and some of it is verified whatever it is worth. Probes get
-rarer while they find what was expected, and follow each other when they find more.
+What is not used cannot be judged, so now and then a round is spent on it, each kind as
+rarely as keeps its loss at a thousandth of the time: while drafting, rounds of full
+depth and plain ones (`check`); while not drafting, rounds in which a few requests draft
+to the full depth (`probe`), and some of it is verified whatever it is worth. Probes
+follow each other when they find much more than was expected. Before anything is known,
+rounds of both kinds take turns (`exploring`).
 
 Under `rejection` verification the second decision must not look at this round's
 drafts: `RoundPlan.draft_budget` is the first decision's own.
@@ -37,28 +35,31 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sglang_tetris.core.round_cost import RoundCost, Sampling
+from sglang_tetris.core.depth_rates import DepthRates, depth_rates
+from sglang_tetris.core.prompt_steps import PromptSteps
+from sglang_tetris.core.round_cost import Load, RoundCost
 from sglang_tetris.core.survival_profile import SurvivalProfile
 
+__all__ = ["AutoPolicy", "Load", "RoundPlan"]
+
 Reals = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Reason = Literal["exploring", "rate", "probe", "check"]
 
-_ENOUGH = 0.10  # sum of log ratios that moves the depth
-_MOST_PER_ROUND = 0.05  # one round's share of it
-_FADING = 0.8  # what is left of the sum after a round in favour of the depth in use
+_ENOUGH = 0.10  # rounds lost at the depth in use that move it, at least
+# Tokens of a request that the draft has to read when it comes back, about.
+_UNREAD = 64
 _NUM_EXPLORED = 8  # rounds of either kind that are measured first
 # Budgets of these rounds, per request: costs are learnt from rounds that differ.
 _EXPLORED_BUDGETS = (2.0, 0.5, 1.0)
 _PROBED_REQUESTS = 4
 _PROBED_DRAFTS = 2  # per probed request, at least
-_CHECK_INTERVAL = 128
-_FIRST_INTERVAL, _LAST_INTERVAL, _SHORT_INTERVAL = 64, 1024, 4
-# A depth this close to plain decoding is worth asking about often.
-_CLOSE = 0.95
+_LOOKING = 0.001  # what looking aside may cost, as a share of the time
+_MOST_ROUNDS, _LEAST_ROUNDS, _SURPRISED_ROUNDS = 1024, 16, 4
 _ALL_BUDGETS_BELOW = 512
-# Rates take a millisecond to compute and change slowly while the load stays.
-_RATES_HOLD = 8
-_SAME_KV = 0.05
+# What is computed for a load is used for so many rounds, while the load is alike.
+_HELD_ROUNDS = 8
+_ALIKE_SIZE, _ALIKE_KV = 0.05, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,37 +82,42 @@ class RoundPlan:
     rates: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What a round is run on: requests, those that may draft, cached tokens."""
-
-    batch_size: int
-    num_drafting: int
-    total_kv_tokens: int
-    sampling: Sampling = "greedy"
-
-
 class AutoPolicy:
     """See the module. One per server; host values only, deterministic.
 
-    cost       what rounds cost; its owner feeds it with measurements
-    max_depth  levels that can be drafted
-    topk       branches of a draft step
+    cost          what rounds cost; its owner feeds it with measurements
+    max_depth     levels that can be drafted
+    topk          branches of a draft step
+    always_reads  whether the draft reads prompts also while nothing is drafted
 
+    `plan_round` is called once per round, after the round before was observed.
     num_explored counts the rounds planned to explore.
     """
 
-    def __init__(self, cost: RoundCost, *, max_depth: int, topk: int) -> None:
+    def __init__(
+        self,
+        cost: RoundCost,
+        *,
+        max_depth: int,
+        topk: int,
+        always_reads: bool = True,
+    ) -> None:
         self.cost = cost
         self.profile = SurvivalProfile(max_depth)
         self.depth = 0
-        self._max_depth, self._topk = max_depth, topk
-        self._price = 0.0
-        self._score = 0.0
         self.num_explored = 0
-        self._since, self._interval = 0, _FIRST_INTERVAL
-        self._num_checks = 0
-        self._rated: tuple[Load, int, tuple[Reals, Reals]] | None = None
+        self._max_depth, self._topk = max_depth, topk
+        self._always_reads = always_reads
+        self._prompts = PromptSteps()
+        self._score = 0.0
+        # Tokens per second, and what a token is worth less what it causes later.
+        self._price, self._worth = 0.0, 1.0
+        # Rounds since each depth was last drafted, 0 = since a plain round.
+        self._since = np.zeros(max_depth + 1, np.int64)
+        self._probe_after = self._affordable = _MOST_ROUNDS
+        self._held: tuple[Load, int, DepthRates] | None = None
+        self._grid: tuple[Load, int, Ints, Reals] | None = None
+        self._last: tuple[RoundPlan, int] | None = None
 
     @property
     def is_exploring(self) -> bool:
@@ -125,67 +131,21 @@ class AutoPolicy:
 
     def plan_round(self, load: Load) -> RoundPlan:
         """Return how the next round is to be run; see the module."""
-        if load.num_drafting == 0:
-            return RoundPlan(depth=0)
-        if self.is_exploring:
-            return self._explore(load)
-        rates, budgets = self._held_rates(load)
-        self._move(rates)
-        self._price = float(rates[self.depth])
-        self._since += 1
-        interval = self._interval if self.depth == 0 else _CHECK_INTERVAL
-        looks_aside = self._since >= interval
-        shown = tuple(rates.tolist())
-        if not looks_aside:
-            budget = int(budgets[self.depth])
-            return RoundPlan(depth=self.depth, draft_budget=budget, rates=shown)
-        self._since = 0
-        if self.depth == 0:
-            return self._probe(load, shown)
-        self._num_checks += 1
-        if self._num_checks % 2 or self.depth == self._max_depth:
-            return RoundPlan(depth=0, reason="check", rates=shown)
-        budget = int(budgets[self._max_depth])
-        return RoundPlan(
-            depth=self._max_depth, draft_budget=budget, reason="check", rates=shown
-        )
+        self._count_last_round()
+        plan = self._plan(load)
+        self._last = (plan, load.batch_size)
+        return plan
 
-    def rates(self, load: Load) -> tuple[Reals, Reals]:
-        """Return the best tokens per second of each depth, and at which budget.
-
-        `[max_depth + 1]` each, depth 0 first; -inf for depths nothing is known of.
-        """
-        rates = np.full(self._max_depth + 1, -np.inf)
-        budgets = np.zeros(self._max_depth + 1)
-        kv, sampling = load.total_kv_tokens, load.sampling
-        rates[0] = load.batch_size / self.cost.undrafted_s(
-            batch_size=load.batch_size, total_kv_tokens=kv, sampling=sampling
+    def rates(self, load: Load) -> DepthRates:
+        """Return what each depth is expected to yield."""
+        return depth_rates(
+            load,
+            cost=self.cost,
+            profile=self.profile,
+            prompts=self._prompts,
+            topk=self._topk,
+            always_reads=self._always_reads,
         )
-        for depth in range(1, self._max_depth + 1):
-            if not self.profile.is_known(depth):
-                continue
-            drafts, correct = self.profile.curve(depth, load.num_drafting)
-            time_s = self.cost.after_draft_s(
-                num_drafts=drafts,
-                num_correct=correct,
-                batch_size=load.batch_size,
-                total_kv_tokens=kv,
-                sampling=sampling,
-            )
-            share = load.num_drafting / load.batch_size
-            # What is extended is what such a round emits, so it follows from itself.
-            emitted = load.num_drafting + share * correct
-            time_s = time_s + self.cost.draft_s(
-                depth=depth,
-                topk=self._topk,
-                num_drafting=load.num_drafting,
-                emitted=emitted,
-                total_kv_tokens=kv,
-            )
-            rate = (load.batch_size + correct) / time_s
-            best = int(rate.argmax())
-            rates[depth], budgets[depth] = rate[best], np.ceil(drafts[best])
-        return rates, budgets
 
     def draft_budget(self, plan: RoundPlan, load: Load, values: Reals) -> int:
         """Return how many drafts to verify, now that they are known.
@@ -193,21 +153,14 @@ class AutoPolicy:
         values  survivals of the drafts there are, best first (weighted, if requests
                 have weights)
         """
-        if plan.reason == "exploring":
-            return min(plan.least_budget, len(values))
-        if len(values) == 0:
-            return 0
-        correct = np.append(0.0, values.cumsum())
-        drafts = _budgets(len(values))
-        time_s = self.cost.after_draft_s(
-            num_drafts=drafts,
-            num_correct=correct[drafts],
-            batch_size=load.batch_size,
-            total_kv_tokens=load.total_kv_tokens,
-            sampling=load.sampling,
-        )
-        best = int(drafts[(correct[drafts] - self._price * time_s).argmax()])
-        return max(best, min(plan.least_budget, len(values)))
+        least = min(plan.least_budget, len(values))
+        if plan.reason == "exploring" or len(values) == 0:
+            return least
+        drafts, time_s = self._held_grid(load, len(values))
+        end = int(drafts.searchsorted(len(values), side="right"))
+        correct = np.append(0.0, values.cumsum())[drafts[:end]]
+        gain = self._worth * correct - self._price * time_s[:end]
+        return max(int(drafts[gain.argmax()]), least)
 
     def observe_drafts(
         self,
@@ -222,20 +175,25 @@ class AutoPolicy:
 
         num_expected is the sum of the verified drafts' survival.
         """
+        if plan.reason == "probe":
+            # Two standard deviations of a sum of rare events, and at least two more.
+            many = num_correct > num_expected + max(2.0, 2.0 * num_expected**0.5)
+            usual = self.profile.correct_per_request() * len(survival)
+            better = float(survival[depths > 0].sum()) > 2.0 * usual
+            surprised = many or better
+            self._probe_after = _SURPRISED_ROUNDS if surprised else self._affordable
         self.profile.add(survival, depths, drafted_depth=plan.depth)
-        if plan.reason != "probe":
-            return
-        # Two standard deviations of a sum of rare events, and at least two more.
-        surprise = num_correct > num_expected + max(2.0, 2.0 * num_expected**0.5)
-        close = bool(plan.rates) and max(plan.rates[1:]) > _CLOSE * plan.rates[0]
-        if surprise:
-            self._interval = _SHORT_INTERVAL
-        elif close:
-            self._interval = _FIRST_INTERVAL
-        else:
-            self._interval = min(
-                max(2 * self._interval, _FIRST_INTERVAL), _LAST_INTERVAL
-            )
+        if self._last is not None:
+            self._last = (self._last[0], self._last[1] + num_correct)
+
+    def observe_prompts(self, num_tokens: int) -> None:
+        """Take in that prompts of so many tokens were read between two rounds.
+
+        Their cost is `RoundCost`'s phase "prompt". Optional: without either, prompts
+        are taken to cost nothing.
+        """
+        if not self.is_exploring:
+            self._prompts.add_step(num_tokens)
 
     def describe(self) -> dict[str, object]:
         """Return the state behind the decisions, for people."""
@@ -243,19 +201,60 @@ class AutoPolicy:
             "exploring": self.is_exploring,
             "depth": self.depth,
             "price_tokens_per_s": round(self._price, 3),
-            "probe_interval": self._interval,
+            "probe_interval": self._probe_after,
         }
 
-    def _held_rates(self, load: Load) -> tuple[Reals, Reals]:
-        if self._rated is not None:
-            seen, age, rated = self._rated
-            grown = abs(load.total_kv_tokens - seen.total_kv_tokens)
-            alike = replace(load, total_kv_tokens=seen.total_kv_tokens) == seen
-            if alike and age < _RATES_HOLD and grown <= _SAME_KV * load.total_kv_tokens:
-                self._rated = (seen, age + 1, rated)
-                return rated
-        self._rated = (load, 1, self.rates(load))
-        return self._rated[2]
+    def _count_last_round(self) -> None:
+        if self._last is not None:
+            plan, num_emitted = self._last
+            self._prompts.add_round(num_emitted)
+            self.profile.fade(plan.depth)
+
+    def _plan(self, load: Load) -> RoundPlan:
+        if load.num_drafting == 0:
+            return RoundPlan(depth=0)
+        if self.is_exploring:
+            return self._explore(load)
+        held = self._held_rates(load)
+        rates = held.tokens_per_s
+        self._move(load, rates)
+        self._price = float(rates[self.depth])
+        self._worth = max(1.0 - self._price * held.token_seconds, 0.0)
+        self._since += 1
+        shown = tuple(rates.tolist())
+        if self.depth == 0 and self._since[-1] >= self._probe_after:
+            return self._probe(load, shown)
+        depth = self._look_aside(load, rates) if self.depth else 0
+        self._since[slice(1, depth + 1) if depth else slice(1)] = 0
+        return RoundPlan(
+            depth=depth,
+            draft_budget=int(held.draft_budgets[depth]),
+            reason="rate" if depth == self.depth else "check",
+            rates=shown,
+        )
+
+    def _held_rates(self, load: Load) -> DepthRates:
+        if self._held is not None:
+            seen, age, rates = self._held
+            if age < _HELD_ROUNDS and _are_alike(seen, load):
+                self._held = (seen, age + 1, rates)
+                return rates
+        self._held = (load, 1, self.rates(load))
+        return self._held[2]
+
+    def _held_grid(self, load: Load, most: int) -> tuple[Ints, Reals]:
+        """Return budgets up to at least `most`, and the seconds of verifying them."""
+        if self._grid is not None:
+            seen, age, drafts, time_s = self._grid
+            # How much text is cached adds the same to all of them.
+            same = replace(load, total_kv_tokens=seen.total_kv_tokens) == seen
+            if same and age < _HELD_ROUNDS and drafts[-1] >= most:
+                self._grid = (seen, age + 1, drafts, time_s)
+                return drafts, time_s
+        drafts = _budgets(max(2 * most, 1))
+        time_s = self.cost.verify_s(load, drafts)
+        self._grid = (load, 1, drafts, time_s)
+        return drafts, time_s
 
     def _explore(self, load: Load) -> RoundPlan:
         turn = self.num_explored
@@ -271,21 +270,42 @@ class AutoPolicy:
             reason="exploring",
         )
 
-    def _move(self, rates: Reals) -> None:
-        best = int(rates.argmax())
-        if best == self.depth:
-            self._score *= _FADING
+    def _move(self, load: Load, rates: Reals) -> None:
+        """Change the depth once staying has cost what changing costs."""
+        others = np.where(np.arange(len(rates)) == self.depth, -np.inf, rates)
+        best = int(others.argmax())
+        lead = float(np.log(rates[best] / rates[self.depth]))
+        if lead <= 0 and self._score == 0:
             return
-        if not np.isfinite(rates[self.depth]):
-            self._score = _ENOUGH
-        else:
-            lead = float(np.log(rates[best] / rates[self.depth]))
-            self._score += min(lead, _MOST_PER_ROUND)
-        if self._score >= _ENOUGH:
+        enough = _ENOUGH
+        if 0 in (best, self.depth):
+            unread_s = self.cost.read_s(load, np.array([_UNREAD * load.num_drafting]))
+            rounds = float(unread_s[0]) * float(rates[0]) / load.batch_size
+            enough = max(enough, rounds)
+        # In no fewer than two rounds: one of them may have been measured wrongly.
+        self._score = max(0.0, self._score + min(lead, 0.5 * enough))
+        if self._score >= enough:
             self.depth, self._score = best, 0.0
-            self._since, self._interval = 0, _FIRST_INTERVAL
+            self._since[:] = 0
+            self._probe_after = self._affordable = self._probe_interval(load)
+
+    def _look_aside(self, load: Load, rates: Reals) -> int:
+        """Return the depth of this round, mostly that in use."""
+        deepest, plain = self._max_depth, 0
+        loss = 1.0 - float(rates[deepest]) / self._price
+        if deepest != self.depth and self._since[deepest] >= _interval(loss):
+            return deepest
+        if self._since[plain] < _interval(1.0 - float(rates[plain]) / self._price):
+            return self.depth
+        # What is emitted without drafting, the draft reads later.
+        read_s = self.cost.read_s(load, np.array([load.num_drafting]))
+        time_s = load.batch_size / float(rates[plain]) + float(read_s[0])
+        loss = 1.0 - load.batch_size / time_s / self._price
+        return plain if self._since[plain] >= _interval(loss) else self.depth
 
     def _probe(self, load: Load, rates: tuple[float, ...]) -> RoundPlan:
+        self._since[:] = 0
+        self._affordable = self._probe_interval(load)
         requests = min(load.num_drafting, _PROBED_REQUESTS)
         return RoundPlan(
             depth=self._max_depth,
@@ -296,8 +316,33 @@ class AutoPolicy:
             rates=rates,
         )
 
+    def _probe_interval(self, load: Load) -> int:
+        """Return the rounds from probe to probe that what they cost allows."""
+        requests = min(load.num_drafting, _PROBED_REQUESTS)
+        time_s = self.cost.verify_s(load, np.array([_PROBED_DRAFTS * requests]))
+        time_s += self.cost.read_s(load, np.array([_UNREAD * requests]))
+        time_s += self.cost.steps_s(
+            load, depth=self._max_depth, topk=self._topk, num_drafting=requests
+        )
+        return _interval(float(time_s[0]) / self.cost.undrafted_s(load) - 1.0)
 
-def _budgets(most: int) -> npt.NDArray[np.int64]:
+
+def _interval(loss: float) -> int:
+    """Return the rounds from one to the next that lose such a share of a round each."""
+    return int(min(max(loss / _LOOKING, _LEAST_ROUNDS), _MOST_ROUNDS))
+
+
+def _are_alike(seen: Load, load: Load) -> bool:
+    return (
+        seen.sampling == load.sampling
+        and abs(seen.batch_size - load.batch_size) <= _ALIKE_SIZE * load.batch_size
+        and abs(seen.num_drafting - load.num_drafting) <= _ALIKE_SIZE * load.batch_size
+        and abs(seen.total_kv_tokens - load.total_kv_tokens)
+        <= _ALIKE_KV * load.total_kv_tokens
+    )
+
+
+def _budgets(most: int) -> Ints:
     """All budgets up to a bound, then ever coarser ones, `most` included."""
     if most < _ALL_BUDGETS_BELOW:
         return np.arange(most + 1)

@@ -12,6 +12,7 @@ the same form for each other part of a round, n then being that part's rows:
     sample_greedy, sample_multinomial, sample_sorted
                         choosing tokens: a row per row sampled
     outside             what SGLang does between two steps: a row per request
+    prompt              the target over prompts: a row per token
 
 `curve` is piecewise linear through the knots and never falls; beyond the last knot it
 goes on with its last slope, before the first it stays level. `bucket(n)` is the
@@ -35,7 +36,7 @@ from sglang_tetris.core.robust_fit import robust_nonnegative
 
 PHASES = (
     *("decode", "draft_step", "draft_extend"),
-    *("sample_greedy", "sample_multinomial", "sample_sorted", "outside"),
+    *("sample_greedy", "sample_multinomial", "sample_sorted", "outside", "prompt"),
 )
 
 _FORMAT = "sglang_tetris.cost_table/1"

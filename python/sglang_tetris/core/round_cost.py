@@ -1,18 +1,22 @@
 """What a round costs, put together from its parts, and kept up to date.
 
     undrafted   outside + decode(N) + sampling(N)
-    drafted     outside + extend(N + F) + (depth - 1) * step(R * topk)
-                + verify(N + B) + sampling(N + B or N + F)
+    drafted     (depth - 1) * step(R * topk)
+                + outside + verify(N + B) + sampling(N + B)     per row verified
+                + sampling(N + F) + extend(R + F)               per token emitted
+    prompts     prompt(P) + extend(P)
 
-N requests, R of them drafting; B drafts verified, F of them expected to be correct.
-Greedy sampling looks at every verified row, the others at those on the followed path.
-Every part has a `RecursiveFit`; decode and verify are two kinds of one, since they are
-the same target over so many rows: what one teaches about a load holds for the other.
+N requests, R of them drafting; B drafts verified, F of them expected to be correct; P
+tokens of prompts read between two rounds. Greedy sampling looks at every verified row,
+the others at the tokens of the followed path. Every part has a `RecursiveFit`, and
+costs nothing as long as it was not measured; decode and verify are two kinds of one,
+since they are the same target over so many rows: what one teaches about a load holds
+for the other.
 
 Not decided here: what to do about the price (core.auto_policy).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -30,6 +34,16 @@ VERIFY = "verify"
 _DECODE_KIND, _VERIFY_KIND = 0, 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a round is run on: requests, those that may draft, cached tokens."""
+
+    batch_size: int
+    num_drafting: int
+    total_kv_tokens: int
+    sampling: Sampling = "greedy"
+
+
 class RoundCost:
     """The cost of rounds on one server, from a profile and from what was measured.
 
@@ -43,7 +57,7 @@ class RoundCost:
         self._parts = {
             name: RecursiveFit((phases.get(name),))
             for name in (
-                *("draft_step", "draft_extend", "outside"),
+                *("draft_step", "draft_extend", "outside", "prompt"),
                 *(f"sample_{kind}" for kind in SAMPLINGS),
             )
         }
@@ -80,52 +94,52 @@ class RoundCost:
     def has_profile(self) -> bool:
         return self._has_profile
 
-    def undrafted_s(
-        self, *, batch_size: int, total_kv_tokens: int, sampling: Sampling
-    ) -> float:
+    def undrafted_s(self, load: Load) -> float:
         """Return the seconds of a round in which the target decodes plainly."""
-        rows = np.array([batch_size])
-        time_s = self._part("outside", rows, batch_size, total_kv_tokens)
-        time_s += self._target_s(_DECODE_KIND, rows, batch_size, total_kv_tokens)
-        time_s += self._part(f"sample_{sampling}", rows, batch_size, total_kv_tokens)
+        rows = np.array([load.batch_size])
+        time_s = self._part("outside", load, rows)
+        time_s += self._target_s(_DECODE_KIND, load, rows)
+        time_s += self._part(f"sample_{load.sampling}", load, rows)
         return float(time_s[0])
 
-    def draft_s(
-        self,
-        *,
-        depth: int,
-        topk: int,
-        num_drafting: int,
-        emitted: Counts,
-        total_kv_tokens: int,
+    def steps_s(
+        self, load: Load, *, depth: int | Counts, topk: int, num_drafting: int
     ) -> Reals:
-        """Return the seconds of drafting: the extension over `emitted` tokens, steps.
+        """Return the seconds of growing trees of one or many depths, each >= 1."""
+        step_s = self._part("draft_step", load, np.array([num_drafting * topk]))
+        return (depth - 1) * step_s
 
-        For many numbers of tokens at once.
-        """
-        size = (num_drafting, total_kv_tokens)
-        time_s = self._part("draft_extend", emitted, *size)
-        if depth > 1:
-            rows = np.array([num_drafting * topk])
-            time_s = time_s + (depth - 1) * self._part("draft_step", rows, *size)
+    def verify_s(self, load: Load, num_drafts: Counts) -> Reals:
+        """Return the seconds of verifying so many drafts, whatever comes of them."""
+        rows = load.batch_size + num_drafts
+        time_s = self._target_s(_VERIFY_KIND, load, rows)
+        time_s += self._part("outside", load, np.array([load.batch_size]))
+        if load.sampling == "greedy":
+            time_s += self._part("sample_greedy", load, rows)
         return time_s
 
-    def after_draft_s(
-        self,
-        *,
-        num_drafts: Counts,
-        num_correct: Counts,
-        batch_size: int,
-        total_kv_tokens: int,
-        sampling: Sampling,
-    ) -> Reals:
-        """Return the seconds of verifying so many drafts, for many numbers at once."""
-        rows = batch_size + num_drafts
-        sampled = rows if sampling == "greedy" else batch_size + num_correct
-        size = (batch_size, total_kv_tokens)
-        time_s = self._target_s(_VERIFY_KIND, rows, *size)
-        time_s = time_s + self._part(f"sample_{sampling}", sampled, *size)
-        return time_s + self._part("outside", np.array([batch_size]), *size)
+    def emitted_s(self, load: Load, emitted: Counts) -> Reals:
+        """Return the seconds that emitting so many tokens takes, all requests together.
+
+        Choosing them, and the draft's reading them for the round after.
+        """
+        share = load.num_drafting / load.batch_size
+        time_s = self.read_s(load, emitted.astype(np.float64) * share)
+        if load.sampling != "greedy":
+            time_s += self._part(f"sample_{load.sampling}", load, emitted)
+        return time_s
+
+    def read_s(self, load: Load, tokens: Counts) -> Reals:
+        """Return the seconds that the draft takes to read so many tokens."""
+        return self._part("draft_extend", load, tokens)
+
+    def prompt_s(self, tokens: Counts, *, is_read: bool) -> Reals:
+        """Return the seconds of prompts of so many tokens; is_read: by the draft."""
+        alone = Load(batch_size=1, num_drafting=1, total_kv_tokens=0)
+        time_s = self._part("prompt", alone, tokens)
+        if is_read:
+            time_s += self.read_s(alone, tokens)
+        return time_s
 
     def table(self) -> CostTable:
         """Return what is known as one table; RuntimeError before any sample."""
@@ -135,15 +149,20 @@ class RoundCost:
                 phases[name] = fit.table()
         return replace(self._target.table(_VERIFY_KIND), phases=phases)
 
-    def _target_s(self, kind: int, rows: Counts, bs: int, kv: int) -> Reals:
-        return self._target.table(kind).step_times_s(
-            total_verify_tokens=rows, batch_size=bs, total_kv_tokens=kv
+    def _target_s(self, kind: int, load: Load, rows: Counts) -> Reals:
+        return self._target.times_s(
+            tokens=rows,
+            batch_size=load.batch_size,
+            total_kv_tokens=load.total_kv_tokens,
+            kind=kind,
         )
 
-    def _part(self, name: str, rows: Counts, bs: int, kv: int) -> Reals:
+    def _part(self, name: str, load: Load, rows: Counts) -> Reals:
         fit = self._parts[name]
         if not fit.is_known:
-            return np.zeros(len(rows))
-        return fit.table().step_times_s(
-            total_verify_tokens=rows, batch_size=bs, total_kv_tokens=kv
+            return np.zeros(np.shape(rows))
+        return fit.times_s(
+            tokens=rows,
+            batch_size=load.batch_size,
+            total_kv_tokens=load.total_kv_tokens,
         )

@@ -1,14 +1,23 @@
 """What the next drafts will be worth, judged by the last ones.
 
-A decayed histogram of survival for each depth, counted per drafting request. From it
-follows, for any depth d and R drafting requests, the curve
+Decayed histograms of survival for each depth, counted per drafting request: one of the
+recent rounds, one of the long run. A depth's estimate is the recent mean, with the long
+run counting like a few requests more, so that text which is easier than usual is
+noticed, and what was not drafted lately goes back to what it usually is:
+
+    estimate(d) = (recent(d) + 32 * usual(d)) / (requests(d) + 32)
+    usual(d)    = estimate(d - 1) * longrun(d) / longrun(d - 1)
+
+the last ratio over rounds that drafted both, since text that is easier at one depth is
+easier at the next. What was hardly ever seen, or long ago, gets the benefit of the
+doubt, up to a quarter, so that it is tried where that could change a decision, and only
+there. From the estimates follows, for any depth d and R drafting requests, the curve
 
     num_drafts[i]   how many drafts of depth <= d have a survival in the best i bins
     num_correct[i]  the sum of their survivals
 
-which is what the best `num_drafts[i]` drafts of a batch yield. Depths that were not
-drafted lately keep what was last seen of them. Bins are equal in log survival; a bin
-remembers the sum of its values, so the curve is exact at its points.
+which is what the best `num_drafts[i]` drafts of a batch yield. Bins are equal in log
+survival; a bin remembers the sum of its values.
 """
 
 import numpy as np
@@ -19,21 +28,37 @@ Reals = npt.NDArray[np.float64]
 _NUM_BINS = 48
 _LEAST = 1e-4
 _STEP = -np.log(_LEAST) / (_NUM_BINS - 1)
+# Requests: what the recent mean forgets in, and what the long run counts like in it.
+_RECENT, _USUAL = 128, 32
+# The long run forgets in so many requests, but not in fewer than so many rounds.
+_LONG_RUN, _LONG_ROUNDS = 1024, 256
+# Below so many requests in the long run there is a doubt; unused, it forgets slowly.
+_ENOUGH, _DOUBT = 256, 0.25
+_UNUSED_ROUNDS = 8192
+
+
+class _Histogram:
+    """Counts and sums of survival by depth and bin, and the requests behind them."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.counts = np.zeros((max_depth, _NUM_BINS))
+        self.sums = np.zeros((max_depth, _NUM_BINS))
+        self.requests = np.zeros((max_depth, 1))
+
+    def scale(self, depths: slice, keep: float) -> None:
+        for total in (self.counts, self.sums, self.requests):
+            total[depths] *= keep
 
 
 class SurvivalProfile:
-    """See the module.
+    """See the module; max_depth is the deepest level that is ever drafted."""
 
-    max_depth     deepest level that is ever drafted
-    memory        how many drafting requests are remembered, about
-    """
-
-    def __init__(self, max_depth: int, *, memory: int = 256) -> None:
+    def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
-        self._memory = memory
-        self._counts = np.zeros((max_depth, _NUM_BINS))
-        self._sums = np.zeros((max_depth, _NUM_BINS))
-        self._requests = np.zeros(max_depth)
+        self._recent = _Histogram(max_depth)
+        self._long_run = _Histogram(max_depth)
+        # The long run's sums of the depth above, from the rounds that drafted both.
+        self._above = np.zeros(max_depth)
 
     def add(
         self,
@@ -47,29 +72,67 @@ class SurvivalProfile:
         if requests == 0 or drafted_depth == 0:
             return
         real = depths > 0
-        levels = depths[real] - 1
         values = survival[real].astype(np.float64)
         bins = (-np.log(np.maximum(values, _LEAST)) / _STEP).astype(np.int64)
-        where = levels * _NUM_BINS + bins
-        keep = max(0.5, 1.0 - requests / self._memory)
+        where = (depths[real] - 1) * _NUM_BINS + bins
+        size = self.max_depth * _NUM_BINS
+        counts = np.bincount(where, None, size).reshape(self.max_depth, _NUM_BINS)
+        sums = np.bincount(where, values, size).reshape(self.max_depth, _NUM_BINS)
         top = slice(0, drafted_depth)
-        for total, weights in ((self._counts, None), (self._sums, values)):
-            added = np.bincount(where, weights, self.max_depth * _NUM_BINS)
-            total[top] *= keep
-            total += added.reshape(total.shape)
-        self._requests[top] = keep * self._requests[top] + requests
+        keep_recent = max(0.5, 1.0 - requests / _RECENT)
+        keep_long = max(1.0 - 1.0 / _LONG_ROUNDS, 1.0 - requests / _LONG_RUN)
+        for histogram, keep in (
+            (self._recent, keep_recent),
+            (self._long_run, keep_long),
+        ):
+            histogram.scale(top, keep)
+            histogram.counts += counts
+            histogram.sums += sums
+            histogram.requests[top] += requests
+        above = np.append(requests, sums.sum(1)[:-1])
+        self._above[top] = keep_long * self._above[top] + above[top]
+
+    def fade(self, depth: int) -> None:
+        """Count a round in which nothing deeper than `depth` was drafted."""
+        below = slice(depth, None)
+        self._recent.scale(below, 1.0 - 1.0 / _RECENT)
+        self._long_run.scale(below, 1.0 - 1.0 / _UNUSED_ROUNDS)
+        self._above[below] *= 1.0 - 1.0 / _UNUSED_ROUNDS
+
+    def correct_per_request(self) -> float:
+        """Return what all drafts of a request are worth together in the long run."""
+        longest = np.maximum(self._long_run.requests, 1e-12)
+        return float((self._long_run.sums / longest).sum())
 
     def is_known(self, depth: int) -> bool:
         """Whether anything of that depth was ever drafted."""
-        return bool(self._requests[depth - 1] > 0)
+        return bool(self._long_run.requests[depth - 1, 0] > 0)
 
-    def curve(self, depth: int, num_drafting: int) -> tuple[Reals, Reals]:
-        """Return (num_drafts, num_correct) of `num_drafting` trees of that depth.
+    def curves(self, num_drafting: int) -> tuple[Reals, Reals]:
+        """Return (num_drafts, num_correct) of `num_drafting` trees of every depth.
 
-        Both start with 0 and never fall; reals, since they are means over rounds.
+        `[max_depth, points]`, depth 1 first. Rows start with 0 and never fall; reals,
+        since they are means over rounds. Those of a depth that is not known mean
+        nothing.
         """
-        share = num_drafting / np.maximum(self._requests[:depth, None], 1e-12)
-        drafts = (self._counts[:depth] * share).sum(0).cumsum()
-        correct = (self._sums[:depth] * share).sum(0).cumsum()
+        recent, long_run = self._recent, self._long_run
+        remembered = np.maximum(long_run.requests, 1e-12)
+        usual_counts = long_run.counts / remembered
+        usual_sums = long_run.sums / remembered
+        weight = recent.requests + _USUAL
+        counts = (recent.counts + _USUAL * usual_counts) / weight
+        found, longest = recent.sums.sum(1), usual_sums.sum(1)
+        estimate = 1.0
+        for depth in range(self.max_depth):
+            kept_on = long_run.sums[depth].sum() / max(self._above[depth], 1e-12)
+            usual = estimate * float(kept_on)
+            usual_sums[depth] *= usual / max(float(longest[depth]), 1e-12)
+            estimate = float(found[depth] + _USUAL * usual) / float(weight[depth, 0])
+        sums = (recent.sums + _USUAL * usual_sums) / weight
+        sums *= 1.0 + _DOUBT * (1.0 - np.minimum(remembered / _ENOUGH, 1.0))
+        sums = np.minimum(sums, counts)
+        drafts = num_drafting * counts.cumsum(0).cumsum(1)
+        correct = num_drafting * sums.cumsum(0).cumsum(1)
         # Empty bins repeat their neighbour, which is harmless.
-        return np.append(0.0, drafts), np.append(0.0, correct)
+        none = np.zeros((self.max_depth, 1))
+        return np.hstack([none, drafts]), np.hstack([none, correct])

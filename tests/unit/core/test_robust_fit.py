@@ -7,6 +7,7 @@ import pytest
 
 from sglang_tetris.core.robust_fit import (
     nonnegative_least_squares,
+    nonnegative_quadratic,
     robust_nonnegative,
 )
 
@@ -45,3 +46,22 @@ def test_a_few_wild_values_do_not_move_the_fit(seed):
     target[rng.integers(0, 100, 5)] += 50
     got = robust_nonnegative(columns, target)
     assert got == pytest.approx(truth, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_quadratic_equals_trying_every_set(seed):
+    """From any guess: all free, none free, and a wrong one."""
+    rng = np.random.default_rng(seed)
+    columns = rng.random((30, 5)) + 2 * rng.random((30, 1))
+    target = columns @ rng.normal(size=5) + 0.1 * rng.normal(size=30)
+    best = best_by_trying(columns, target)
+    for free in (np.ones(5, bool), np.zeros(5, bool), best == 0, best > 0):
+        got = nonnegative_quadratic(columns.T @ columns, columns.T @ target, free)
+        assert (got >= 0).all()
+        assert got == pytest.approx(best, abs=1e-6)
+
+
+def test_the_guess_is_left_alone():
+    free = np.zeros(2, bool)
+    nonnegative_quadratic(np.eye(2), np.ones(2), free)
+    assert not free.any()

@@ -128,6 +128,11 @@ class RoundPlanner:
                 num_correct=done.num_correct_drafts,
             )
 
+    def observe_prompts(self, num_tokens: int) -> None:
+        """Learn how often prompts come between rounds; what they took is in laps."""
+        if self._fixed is None and self._agreement.decides:
+            self.policy.observe_prompts(num_tokens)
+
     def describe(self) -> dict[str, Any]:
         """Return the reasons of the last decision, for /server_info."""
         described: dict[str, Any] = {

@@ -5,9 +5,10 @@ The first line is a header; then one line per round:
     round, time_s, batch_size, total_kv_tokens, depth, reason, draft_budget
     laps       measured parts since the last line: phase, tokens, batch_size,
                total_kv_tokens, seconds
-    requests   for each request with drafts: rid, position (tokens emitted before the
-               round), sampling_class, parents and probs of its tree as the draft gave
-               them, kept (verified nodes), path (correct ones, from the root down)
+    requests   for each request with drafts: rid, prompt_tokens, position (tokens
+               emitted before the round), sampling_class, parents and probs of its tree
+               as the draft gave them, kept (verified nodes), path (correct ones, from
+               the root down)
 
 Token ids, which are the users' text, are written only if `trace_tokens` asks for them:
 tokens of the nodes, and emitted. A trace never stops the server: if it cannot be
@@ -24,10 +25,9 @@ from typing import Any, TextIO
 from sglang_tetris.adapter.round_clock import Lap
 from sglang_tetris.adapter.round_record import RoundRecord
 from sglang_tetris.core.errors import TetrisConfigError
+from sglang_tetris.core.replay import TRACE_FORMAT
 
 logger = logging.getLogger(__name__)
-
-FORMAT = "sglang_tetris.trace/1"
 
 
 def check_writable(path: str) -> None:
@@ -49,7 +49,7 @@ class TraceWriter:
         self._num_rounds = 0
         # Open as long as the server runs.
         self._file: TextIO | None = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
-        self._write({"format": FORMAT, **header})
+        self._write({"format": TRACE_FORMAT, **header})
 
     def record_round_host(self, done: RoundRecord, laps: list[Lap]) -> None:
         """Write one round; waits for an accelerator."""
@@ -83,6 +83,7 @@ class TraceWriter:
                 continue
             entry = {
                 "rid": req.rid,
+                "prompt_tokens": len(req.origin_input_ids),
                 "position": len(req.output_ids),
                 "sampling_class": done.view.settings[place].sampling_class,
                 "parents": parents[place][:count],

@@ -44,7 +44,7 @@ from sglang_tetris.adapter.reporting import RoundReporter
 from sglang_tetris.adapter.round_clock import RoundClock
 from sglang_tetris.adapter.round_planner import RoundPlanner
 from sglang_tetris.adapter.round_record import RoundRecord
-from sglang_tetris.adapter.round_view import RoundView, view_of
+from sglang_tetris.adapter.round_view import RoundView, prompt_load_of, view_of
 from sglang_tetris.adapter.sampling import MatchSampler
 from sglang_tetris.adapter.service_levels import ServiceLevels
 from sglang_tetris.adapter.target_forward import TargetForward
@@ -102,13 +102,6 @@ class TetrisWorker(EAGLEWorkerV2):
         self._sampler = MatchSampler(runner.sampler, self._penalties)
         self._calibration = RoundCalibration(self.config, saves=self._agreement.decides)
         self._trace = None
-        if self.config.trace is not None and self._agreement.decides:
-            self._trace = TraceWriter(
-                self.config.trace,
-                {"draft": options.current().draft_kind}
-                | {"num_steps": self.speculative_num_steps, "topk": self.topk},
-                tokens=self.config.trace_tokens,
-            )
         self._target = TargetForward(
             target_worker,
             num_steps=self.speculative_num_steps,
@@ -132,7 +125,15 @@ class TetrisWorker(EAGLEWorkerV2):
             )
         warm_up(self, self.config.budget)
         # What was learnt from made-up prompts is no use.
+        self._clock.take()
         self._calibration = RoundCalibration(self.config, saves=self._agreement.decides)
+        if self.config.trace is not None and self._agreement.decides:
+            self._trace = TraceWriter(
+                self.config.trace,
+                {"draft": options.current().draft_kind}
+                | {"num_steps": self.speculative_num_steps, "topk": self.topk},
+                tokens=self.config.trace_tokens,
+            )
         self._draft_memory = draft_memory(
             self._target_worker.model_runner,
             self._draft_worker.draft_runner,
@@ -201,13 +202,17 @@ class TetrisWorker(EAGLEWorkerV2):
         return result
 
     def _prompt_step(self, batch: Any) -> GenerationBatchResult:
-        self._clock.interrupted()
+        load, num_tokens = prompt_load_of(batch), sum(batch.extend_lens)
+        self._clock.start_prompts()
         result = self.target_worker.forward_batch_generation(
             batch, capture_hidden_mode=self._capture_mode, return_kv_loc_plan=True
         )
+        self._clock.lap_prompts("prompt", load, tokens=num_tokens)
         kv_loc_plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
         result.next_draft_input = self._drafting.prompt_step(batch, result, kv_loc_plan)
+        self._clock.lap_prompts("draft_extend", load, tokens=num_tokens)
+        self.planner.observe_prompts(num_tokens)
         return result
 
     def _round(self, batch: Any) -> GenerationBatchResult:

@@ -44,7 +44,10 @@ def finished(
     nodes = trees.num_nodes.tolist()
     return RoundRecord(
         reqs=reqs
-        or [SimpleNamespace(rid=f"r-{row}", output_ids=[1, 1]) for row in range(bs)],
+        or [
+            SimpleNamespace(rid=f"r-{row}", origin_input_ids=[1] * 3, output_ids=[1, 1])
+            for row in range(bs)
+        ],
         view=RoundView(
             settings=settings,
             caps=[trees.max_nodes] * bs,

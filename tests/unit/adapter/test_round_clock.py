@@ -73,3 +73,60 @@ def test_a_device_beside_the_host_is_timed_when_the_host_waits_for_it(wait) -> N
     (lap,) = clock.take()
     assert (lap.phase, lap.tokens) == ("decode", 3)
     assert lap.time_s == pytest.approx(2.1)
+
+
+def test_prompt_steps_are_laps_and_part_of_no_gap(wait) -> None:
+    clock = RoundClock(waits=False)
+    clock.start()
+    wait(1)
+    clock.end(LOAD)
+    wait(7)
+    clock.start_prompts()
+    wait(2)
+    clock.lap_prompts("prompt", LOAD, tokens=40)
+    wait(3)
+    clock.lap_prompts("draft_extend", LOAD, tokens=40)
+    wait(7)
+    clock.start()
+    assert times(clock) == {"prompt": 2, "draft_extend": 3}
+    wait(1)
+    clock.lap("verify", LOAD, tokens=3)
+    clock.end(LOAD)
+    wait(0.5)
+    clock.start()
+    assert times(clock) == {"verify": 1, "outside": 0.5}
+
+
+class Event:
+    """An event of a device that has reached the second one by now."""
+
+    recorded = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.recorded += 1
+        self.place = Event.recorded
+
+    def query(self) -> bool:
+        return self.place <= 2
+
+    def elapsed_time(self, other: "Event") -> float:
+        return 1000.0 * (other.place - self.place)
+
+
+def test_a_device_beside_the_host_says_itself_what_prompts_took(
+    wait, monkeypatch
+) -> None:
+    monkeypatch.setattr(round_clock.torch.cuda, "Event", Event)
+    clock = RoundClock(waits=True)
+    clock.start_prompts()
+    clock.lap_prompts("prompt", LOAD, tokens=40)
+    clock.lap_prompts("draft_extend", LOAD, tokens=40)
+    assert clock.take() == [], "the host does not wait for it"
+    clock.start()
+    # The second part had not ended by then: it is left out.
+    assert times(clock) == {"prompt": 1.0}
+    clock.start()
+    assert times(clock) == {}

@@ -104,7 +104,8 @@ def run(found: RoundPlanner, *, row_s: float, correct: bool, rounds: int) -> Non
 def test_auto_drafts_where_rows_are_cheap(row_s: float, drafts: bool, caplog) -> None:
     caplog.set_level("INFO")
     found = planner("auto")
-    run(found, row_s=row_s, correct=True, rounds=60)
+    # What was seen little is hoped for a while to be better than it looks.
+    run(found, row_s=row_s, correct=True, rounds=300)
     assert (found.policy.depth > 0) is drafts
     state = found.describe()
     assert state["exploring"] is False
@@ -123,3 +124,22 @@ def test_lagged_budgets_do_not_look_at_the_rounds_drafts() -> None:
     same = {found.draft_budget(t, LOAD, everything, None) for t in (TREES, other)}
     assert same == {found.plan.draft_budget}
     assert path_survival(TREES).sum() > path_survival(other).sum()
+
+
+@pytest.mark.parametrize("budget", ["auto", "3"])
+def test_prompts_between_rounds_take_from_what_drafting_yields(budget: str) -> None:
+    """More tokens per round end more requests, and let more prompts in."""
+    found = planner(budget)
+    run(found, row_s=1e-7, correct=True, rounds=60)
+    before = found.policy.rates(LOAD).tokens_per_s if found.is_auto else None
+    for _ in range(40):
+        found.observe_prompts(100)
+        prompt = [Lap("prompt", 100, 1, 100, 0.01), Lap("draft_extend", 100, 1, 100, 1)]
+        found.observe(finished(trees_of([], []), [9, 9], budget=0), prompt)
+        run(found, row_s=1e-7, correct=True, rounds=1)
+    if before is None:
+        assert found.policy.cost.num_measured(drafted=True) == 0, "nobody asks"
+        return
+    after = found.policy.rates(LOAD).tokens_per_s
+    assert after[0] < 0.5 * before[0]
+    assert after[2] / after[0] < before[2] / before[0]

@@ -35,6 +35,7 @@ def test_a_round_is_one_line_with_its_trees(tmp_path) -> None:
     (entry,) = line["requests"]
     assert entry == {
         "rid": "r-0",
+        "prompt_tokens": 3,
         "position": 2,
         "sampling_class": 2,
         "parents": [-1, 0, -1],

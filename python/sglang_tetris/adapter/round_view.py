@@ -50,8 +50,21 @@ def view_of(
     )
 
 
+def prompt_load_of(batch: Any) -> Load:
+    """Return the load of a prompt step's batch; cached text counts as KV only."""
+    return Load(
+        batch_size=len(batch.reqs),
+        num_drafting=len(batch.reqs),
+        total_kv_tokens=sum(batch.seq_lens_cpu.tolist()),
+    )
+
+
 def _sampling(info: Any) -> Sampling:
-    """The dearest kind of sampling that a request of the batch needs."""
-    if info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling:
-        return "sorted"
-    return "greedy" if info.is_all_greedy else "multinomial"
+    """The dearest kind of sampling that the batch needs.
+
+    Greedy requests have a top-k of 1, and make a batch that draws a sorted one.
+    """
+    if info.is_all_greedy:
+        return "greedy"
+    filters = info.need_top_p_sampling, info.need_top_k_sampling
+    return "sorted" if any(filters) or info.need_min_p_sampling else "multinomial"

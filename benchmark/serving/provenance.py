@@ -9,7 +9,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
+from sglang_tetris.tools.machine import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("sglang", "sglang-tetris", "torch", "transformers", "flashinfer_python")
@@ -28,13 +28,7 @@ def provenance() -> dict[str, object]:
         "uncommitted_changes": bool(_git("status", "--porcelain")),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
         | {"python": platform.python_version()},
-        "machine": {
-            "cpu": _cpu_name(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "accelerator": _accelerator(),
-            "system": f"{platform.system()} {platform.machine()}",
-        },
+        "machine": machine(),
         # Above the number of cores, others were at work and the ratios suffer.
         "load_average_at_start": round(os.getloadavg()[0], 2),
         "started": utc_now(),
@@ -50,16 +44,3 @@ def _git(*arguments: str) -> str | None:
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True
     )
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
-
-
-def _accelerator() -> str | None:
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None

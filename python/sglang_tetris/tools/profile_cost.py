@@ -3,16 +3,15 @@
     python -m sglang_tetris.tools.profile_cost cost.json [-- LAUNCH FLAGS]
 
 Starts a TETRIS server (of the flags after `--`, by default the demo's), keeps N
-requests running for several N, greedy, sampled, and with top-p, and changes the budget
-from 0 (plain decoding) upwards while they run. Every round's parts are measured by the
-server itself, through its trace. Writes the fitted table as JSON with its provenance,
-and a plot of the measured and the fitted times beside it. Nothing else should run
-meanwhile.
+requests running for several N, greedy, sampled, and with top-p, of prompts of several
+lengths, and changes the budget from 0 (plain decoding) upwards while they run. Every
+round's parts are measured by the server itself, through its trace. Writes the fitted
+table as JSON with its provenance, and a plot of the measured and the fitted times
+beside it. Nothing else should run meanwhile.
 """
 
 import argparse
 import json
-import platform
 import shlex
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from rich.progress import Progress
 
 from sglang_tetris.core.cost_table import PHASES, CostSample, CostTable
 from sglang_tetris.tools.arms import TETRIS, make_arm
+from sglang_tetris.tools.machine import machine
 from sglang_tetris.tools.prepare_model import prepare
 from sglang_tetris.tools.server_process import (
     ServerError,
@@ -37,6 +37,7 @@ from sglang_tetris.tools.server_process import (
     running_server,
 )
 
+COMMAND = ("python", "-m", "sglang_tetris.tools.profile_cost")
 BUDGETS = ("0", "1x", "0", "2x", "1", "64x")
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
@@ -44,7 +45,7 @@ SAMPLING: dict[str, dict[str, float]] = {
     "sorted": {"temperature": 1.0, "top_p": 0.9},
 }
 ROUNDS_PER_BUDGET = 10
-MAX_TOKENS = 1000
+MAX_TOKENS, LONGEST_PROMPT = 1000, 300
 TIMEOUT_S = 600
 VERIFY = "verify"
 
@@ -54,13 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument(
-        "--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32]
+        "--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64]
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS_PER_BUDGET)
     parser.add_argument("flags", nargs="*", help="of launch_server, after --")
     options = parser.parse_args(arguments)
     exit_on_signals()
-    flags = options.flags or list(make_arm(TETRIS, prepare()).flags)
+    flags = options.flags or default_flags(max(options.concurrency))
     try:
         samples = measure(flags, options.concurrency, options.rounds)
         table = fit(samples)
@@ -70,9 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"profile_cost: {error}", file=sys.stderr)
         return 1
     provenance = {
-        "command": shlex.join([Path(sys.argv[0]).name, *(arguments or sys.argv[1:])]),
+        "command": shlex.join([*COMMAND, *(arguments or sys.argv[1:])]),
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {platform.processor() or 'unknown'}",
+        "machine": machine(),
         "sglang": metadata.version("sglang"),
         "samples": {phase: len(found) for phase, found in samples.items()},
     }
@@ -83,6 +84,12 @@ def main(arguments: list[str] | None = None) -> int:
     plot(samples, table, image)
     print(f"wrote {options.output} and {image}")
     return 0
+
+
+def default_flags(num_requests: int) -> list[str]:
+    """Return the demo's flags, with room for so many requests at once."""
+    tokens = num_requests * (MAX_TOKENS + LONGEST_PROMPT)
+    return [*make_arm(TETRIS, prepare()).flags, "--max-total-tokens", str(tokens)]
 
 
 def measure(
@@ -168,10 +175,13 @@ class _Load:
 
     def _run(self, place: int) -> None:
         params = {"max_new_tokens": MAX_TOKENS, "ignore_eos": True, **self._params}
-        text = f"Write a long story about the number {place}."
+        turn = 0
         while not self._over:
-            body = {"text": text, "sampling_params": params}
-            _post(f"{self._url}/generate", body)
+            # No prompt begins as another did: all of it is read.
+            words = "and so on " * (2 << (place + turn) % 6)
+            text = f"{time.monotonic()}, {place}: tell me the story of {words}."
+            _post(f"{self._url}/generate", {"text": text, "sampling_params": params})
+            turn += 1
 
 
 def _await_rounds(trace: Path, rounds: int) -> None:

@@ -1,0 +1,1 @@
+"""The policies that are compared; one small class each, see `base.Policy`."""

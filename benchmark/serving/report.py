@@ -19,6 +19,8 @@ from rich.table import Table
 
 BASELINE = "plain"
 SUBJECT = "tetris"
+# Their rounds are compared with plain decoding's, prompts left out.
+COST_ARMS = ("tetris-undrafted", "tetris-scrambled")
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
@@ -26,10 +28,11 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 def summarise(runs: Sequence[dict]) -> list[dict]:
     """Return one record per arm and concurrency, in the order of first appearance.
 
-    `ratio` is None where no round has a baseline to compare with.
+    `ratio` is None where no round has a baseline to compare with, and so is
+    `pace_ratio`: the baseline's time per token after the first over the arm's.
     """
     base = {
-        (run["round"], run["concurrency"]): run["output_throughput"]
+        (run["round"], run["concurrency"]): run
         for run in runs
         if run["arm"] == BASELINE
     }
@@ -38,10 +41,17 @@ def summarise(runs: Sequence[dict]) -> list[dict]:
         groups.setdefault((run["arm"], run["concurrency"]), []).append(run)
     summary = []
     for (arm, concurrency), group in groups.items():
-        ratios = [
-            run["output_throughput"] / base[run["round"], concurrency]
+        pairs = [
+            (run, base[run["round"], concurrency])
             for run in group
             if (run["round"], concurrency) in base
+        ]
+        ratios = [
+            own["output_throughput"] / other["output_throughput"]
+            for own, other in pairs
+        ]
+        paces = [
+            other["median_tpot_ms"] / own["median_tpot_ms"] for own, other in pairs
         ]
         accept = [run["accept_length"] for run in group if run.get("accept_length")]
         summary.append(
@@ -52,6 +62,7 @@ def summarise(runs: Sequence[dict]) -> list[dict]:
                 "rounds": len(group),
                 "tokens_per_s": _spread(run["output_throughput"] for run in group),
                 "ratio": _spread(ratios) if ratios else None,
+                "pace_ratio": _spread(paces) if paces else None,
                 "accept_length": statistics.median(accept) if accept else None,
                 "median_ttft_ms": statistics.median(
                     run["median_ttft_ms"] for run in group
@@ -133,6 +144,7 @@ def to_markdown(result: dict) -> str:
             + "."
             for label, ratios in compare_subject(result["runs"]).items()
         ),
+        *_paces(result["summary"]),
     ]
     machine, settings = result["provenance"]["machine"], result["settings"]
     device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
@@ -147,6 +159,24 @@ def to_markdown(result: dict) -> str:
         f"{result['provenance']['started'][:10]}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _paces(summary: Sequence[dict]) -> list[str]:
+    """Return a line per cost arm: how fast tokens follow, once a request runs."""
+    lines = []
+    for label in dict.fromkeys(e["label"] for e in summary if e["arm"] in COST_ARMS):
+        paces = {
+            e["concurrency"]: e["pace_ratio"] for e in summary if e["label"] == label
+        }
+        shown = ", ".join(
+            f"{pace['median']:.3f} [{pace['min']:.3f}, {pace['max']:.3f}] @{at}"
+            for at, pace in sorted(paces.items())
+            if pace
+        )
+        lines.append(
+            f"- {label}, pace after the first token relative to none: {shown}."
+        )
+    return lines
 
 
 def write_plot(result: dict, path: Path) -> None:

@@ -7,6 +7,11 @@ concurrency. Only the measured server is alive, because an idle one takes proces
 time. Speed is compared within a round, so that a machine that drifts does not favour an
 arm; the spread is over rounds.
 
+What TETRIS costs where drafts are worth nothing, told so or finding out by itself:
+
+    python benchmark/serving/run.py --name floor --rounds 5 --output-len 128 \\
+        --arms plain tetris-undrafted tetris-scrambled --num-prompts 2 8 32
+
 Writes to results/: NAME.json (every run, with provenance), NAME.md, NAME.png.
 """
 
@@ -26,6 +31,7 @@ import report
 from provenance import provenance, utc_now
 from sglang_tetris.tools.arms import (
     ARM_NAMES,
+    COST_ARM_NAMES,
     DRAFTS,
     TETRIS_BUDGET,
     TETRIS_SHAPE,
@@ -66,7 +72,12 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         help="prompts per run, one number per concurrency",
     )
     parser.add_argument("--output-len", type=int, default=64)
-    parser.add_argument("--arms", nargs="+", choices=ARM_NAMES, default=list(ARM_NAMES))
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=(*ARM_NAMES, *COST_ARM_NAMES),
+        default=list(ARM_NAMES),
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--draft", choices=DRAFTS, default=DRAFTS[0])
     parser.add_argument("--tetris-budget", default=TETRIS_BUDGET)

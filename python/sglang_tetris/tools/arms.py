@@ -8,6 +8,7 @@ num_draft_tokens), the last with the anchor, as SGLang counts it.
 from dataclasses import dataclass
 
 from sglang_tetris.tools.prepare_model import PreparedModels
+from sglang_tetris.tools.scrambled_draft import scrambled_copy
 
 DRAFTS = ("eagle", "standalone")
 PLAIN = "plain"
@@ -19,6 +20,10 @@ TETRIS_AUTO = "tetris-auto"
 # TETRIS whose draft scores the whole vocabulary: what the hot-token map buys.
 TETRIS_ALL_TOKENS = "tetris-all-tokens"
 ARM_NAMES = (PLAIN, CHAIN, TREE, TETRIS, TETRIS_ALL_TOKENS, TETRIS_AUTO)
+# What TETRIS costs where drafts are worth nothing: told so, and finding out.
+TETRIS_UNDRAFTED = "tetris-undrafted"
+TETRIS_SCRAMBLED = "tetris-scrambled"
+COST_ARM_NAMES = (TETRIS_UNDRAFTED, TETRIS_SCRAMBLED)
 
 # 20,000 tokens of this model are 0.5 GB; more would only delay the start. The fraction
 # is a bound above that: SGLang refuses to start if memory that other programs take
@@ -73,23 +78,27 @@ def make_arm(
     """Return the arm called `name` with every flag that `launch_server` needs.
 
     Args:
-        name: one of `ARM_NAMES`.
+        name: one of `ARM_NAMES` or `COST_ARM_NAMES`.
         models: where target, drafts and hot-token map lie.
         dtype: always given, because SGLang turns a float32 model into float16.
         draft: one of `DRAFTS`; the fixed shapes use the same one.
-        tetris_shape, tetris_budget: for the TETRIS arms only; the budget not for auto.
+        tetris_shape, tetris_budget: for the TETRIS arms only, where the arm's name does
+            not say the budget.
 
     Raises:
         ValueError: an unknown name or draft.
     """
-    if name not in ARM_NAMES:
-        raise ValueError(f"arm must be one of {', '.join(ARM_NAMES)}, got {name!r}")
+    names = (*ARM_NAMES, *COST_ARM_NAMES)
+    if name not in names:
+        raise ValueError(f"arm must be one of {', '.join(names)}, got {name!r}")
     if draft not in DRAFTS:
         raise ValueError(f"draft must be one of {', '.join(DRAFTS)}, got {draft!r}")
     flags = ("--model-path", str(models.target), "--dtype", dtype, *COMMON_FLAGS)
     if name == PLAIN:
         return Arm(name=name, label="no speculation", flags=flags)
     path = models.eagle if draft == "eagle" else models.standalone
+    if name == TETRIS_SCRAMBLED:
+        path = scrambled_copy(path)
     flags += ("--speculative-draft-model-path", str(path))
     if name != TETRIS_ALL_TOKENS:
         flags += ("--speculative-token-map", str(models.hot_tokens))
@@ -101,10 +110,11 @@ def make_arm(
         label = f"SGLang {stock}, tree of {TREE_SHAPE.num_draft_tokens}"
         shape, algorithm = TREE_SHAPE, stock
     else:
-        if name == TETRIS_AUTO:
-            tetris_budget = "auto"
+        budgets = {TETRIS_AUTO: "auto", TETRIS_SCRAMBLED: "auto", TETRIS_UNDRAFTED: "0"}
+        tetris_budget = budgets.get(name, tetris_budget)
         label = f"TETRIS, budget {tetris_budget}"
         label += ", all tokens" if name == TETRIS_ALL_TOKENS else ""
+        label += ", scrambled draft" if name == TETRIS_SCRAMBLED else ""
         shape, algorithm = tetris_shape, "TETRIS"
         flags += ("--tetris-budget", tetris_budget)
     flags += ("--speculative-algorithm", algorithm, *shape.flags())

@@ -30,3 +30,13 @@ def test_arms_are_compared_within_a_round() -> None:
 
 def test_without_tetris_there_is_nothing_to_compare() -> None:
     assert report.compare_subject(runs("plain", 9) + runs("eagle-chain", 10)) == {}
+
+
+def test_paces_leave_prompts_out_and_compare_within_a_round() -> None:
+    measured = runs("plain", 9, 9, 9) + runs("tetris-undrafted", 9, 9, 9)
+    for run, tpot in zip(measured, (10, 20, 40, 10, 25, 50), strict=True):
+        run |= {"median_tpot_ms": tpot, "median_ttft_ms": 1}
+    summary = report.summarise(measured)
+    assert summary[1]["pace_ratio"] == {"median": 0.8, "min": 0.8, "max": 1.0}
+    (line,) = report._paces(summary)
+    assert "0.800 [0.800, 1.000] @4" in line

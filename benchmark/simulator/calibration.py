@@ -116,7 +116,9 @@ def replay(recording: Recording, policy: Judged) -> None:
     run(recording, [server], arrivals, min_rounds=1, min_tokens=least, seed=0)
 
 
-def errors(probs: Reals, correct: Bools, requests: Any) -> dict[str, Any]:
+def errors(
+    probs: Reals, correct: Bools, requests: Any, *, resamples: int = RESAMPLES
+) -> dict[str, Any]:
     """Return Brier score, debiased error and its 95 % interval."""
 
     def with_bins(plug_in: bool) -> Callable[[Any], float]:
@@ -127,7 +129,7 @@ def errors(probs: Reals, correct: Bools, requests: Any) -> dict[str, Any]:
         return ece
 
     low, high = bootstrap_interval(
-        with_bins(False), requests, plug_in=with_bins(True), num_resamples=RESAMPLES
+        with_bins(False), requests, plug_in=with_bins(True), num_resamples=resamples
     )
     return {
         "brier": brier_score(probs, correct),

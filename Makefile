@@ -11,7 +11,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup model demo test quality serve bench exactness test-gpu
+.PHONY: help setup model demo test quality serve bench exactness simulate test-gpu
 .DEFAULT_GOAL := help
 # Two targets at once would build one .venv twice.
 .NOTPARALLEL:
@@ -23,6 +23,7 @@ help:
 	@echo "make serve      a TETRIS server in the foreground (ARGS: more flags)"
 	@echo "make bench      the allocator on one core; TETRIS against SGLang in serving"
 	@echo "make exactness  the full matrix: outputs with and without TETRIS"
+	@echo "make simulate   any policy on recorded drafts, at any cost and load"
 	@echo "make test-gpu   the tests that need an NVIDIA GPU"
 
 $(PY):
@@ -76,3 +77,13 @@ bench: $(VENV)/.bench model
 
 exactness: model
 	$(PY) benchmark/exactness/run.py $(ARGS)
+
+SIMULATOR := benchmark/simulator
+
+simulate: $(VENV)/.bench
+	$(PY) $(SIMULATOR)/calibration.py --output $(SIMULATOR)/results/calibration.json
+	$(PY) -m sglang_tetris.tools.simulate \
+	  $(SIMULATOR)/traces/smollm2-135m.replay.jsonl.gz \
+	  --cost-table $(addprefix $(SIMULATOR)/cost_tables/,cpu-2core.json \
+	  l4-llama-3b.json h100-llama-8b.json 4xh100-llama-70b.json) \
+	  --budgets 1 2 3 4 --output $(SIMULATOR)/results/policies.json $(ARGS)

@@ -22,8 +22,10 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from sglang_tetris.adapter import options
 from sglang_tetris.adapter.round_clock import Lap
 from sglang_tetris.adapter.round_record import RoundRecord
+from sglang_tetris.core.config import TetrisConfig
 from sglang_tetris.core.errors import TetrisConfigError
 from sglang_tetris.core.replay import TRACE_FORMAT
 
@@ -38,6 +40,15 @@ def check_writable(path: str) -> None:
         raise TetrisConfigError(
             f"--tetris-trace must be a file that can be written: {error}"
         ) from error
+
+
+def open_trace(config: TetrisConfig, num_steps: int, topk: int) -> "TraceWriter | None":
+    """Return the trace that the configuration asks for, or None."""
+    if config.trace is None:
+        return None
+    header = {"draft": options.current().draft_kind}
+    header |= {"num_steps": num_steps, "topk": topk}
+    return TraceWriter(config.trace, header, tokens=config.trace_tokens)
 
 
 class TraceWriter:

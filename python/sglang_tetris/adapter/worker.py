@@ -30,6 +30,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.adapter import options, reserve
+from sglang_tetris.adapter.allocation import allocate
 from sglang_tetris.adapter.calibration import RoundCalibration
 from sglang_tetris.adapter.commit import add_logprobs, commit_kv
 from sglang_tetris.adapter.cost_file import read_cost_table
@@ -48,15 +49,13 @@ from sglang_tetris.adapter.round_view import RoundView, prompt_load_of, view_of
 from sglang_tetris.adapter.sampling import MatchSampler
 from sglang_tetris.adapter.service_levels import ServiceLevels
 from sglang_tetris.adapter.target_forward import TargetForward
-from sglang_tetris.adapter.trace import TraceWriter
+from sglang_tetris.adapter.trace import open_trace
 from sglang_tetris.core import (
     AcceptResult,
-    Allocation,
-    DraftTrees,
     VerifyPlan,
 )
 from sglang_tetris.core.config import BudgetSpec
-from sglang_tetris.kernels import build_verify_plan, select_draft_tokens
+from sglang_tetris.kernels import build_verify_plan
 
 
 class TetrisWorker(EAGLEWorkerV2):
@@ -127,13 +126,8 @@ class TetrisWorker(EAGLEWorkerV2):
         # What was learnt from made-up prompts is no use.
         self._clock.take()
         self._calibration = RoundCalibration(self.config, saves=self._agreement.decides)
-        if self.config.trace is not None and self._agreement.decides:
-            self._trace = TraceWriter(
-                self.config.trace,
-                {"draft": options.current().draft_kind}
-                | {"num_steps": self.speculative_num_steps, "topk": self.topk},
-                tokens=self.config.trace_tokens,
-            )
+        if self._agreement.decides:
+            self._trace = open_trace(self.config, self.speculative_num_steps, self.topk)
         self._draft_memory = draft_memory(
             self._target_worker.model_runner,
             self._draft_worker.draft_runner,
@@ -227,7 +221,12 @@ class TetrisWorker(EAGLEWorkerV2):
         rows = self._drafting.rows(view, decided)
         drafted = self._drafting.trees(batch, view, rows, decided.depth)
         trees = self._calibration.calibrated(drafted, view)
-        draft_budget, allocation = self._allocate(batch, trees, view)
+        weights = None
+        if trees.max_nodes:
+            weights = self._levels.weights(batch.reqs, view.settings)
+        draft_budget, allocation = allocate(
+            trees, view, self.planner, weights, min_drafts=self.config.min_drafts
+        )
         plan = build_verify_plan(
             trees,
             allocation,
@@ -267,31 +266,6 @@ class TetrisWorker(EAGLEWorkerV2):
             new_seq_lens=batch.seq_lens + accepted.accept_lens,
             next_draft_input=state,
         )
-
-    def _allocate(
-        self, batch: Any, trees: DraftTrees, view: RoundView
-    ) -> tuple[int, Allocation]:
-        caps = torch.tensor(view.caps, dtype=torch.int64, device=self.device)
-        if not trees.max_nodes:
-            return 0, select_draft_tokens(trees, draft_budget=0)
-        values = self._levels.weights(batch.reqs, view.settings)
-        weights = None
-        if values is not None:
-            weights = torch.tensor(values, dtype=torch.float32, device=self.device)
-        everything = select_draft_tokens(
-            trees, draft_budget=trees.tokens.numel(), max_drafts=caps
-        )
-        draft_budget = self.planner.draft_budget(
-            trees, view.load, everything.keep, weights
-        )
-        allocation = select_draft_tokens(
-            trees,
-            draft_budget=draft_budget,
-            max_drafts=caps,
-            weights=weights,
-            min_drafts=self.config.min_drafts or None,
-        )
-        return draft_budget, allocation
 
     def _run_target(
         self, batch: Any, plan: VerifyPlan, view: RoundView, *, drafted: bool

@@ -29,13 +29,14 @@ drafts: `RoundPlan.draft_budget` is the first decision's own.
 Not decided here: which drafts (core.allocator), and what is measured (the adapter).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_tetris.core.depth_rates import DepthRates, depth_rates
+from sglang_tetris.core.depth_rates import DepthRates
+from sglang_tetris.core.held_estimates import HeldEstimates
 from sglang_tetris.core.prompt_steps import PromptSteps
 from sglang_tetris.core.round_cost import Load, RoundCost
 from sglang_tetris.core.survival_profile import SurvivalProfile
@@ -43,7 +44,6 @@ from sglang_tetris.core.survival_profile import SurvivalProfile
 __all__ = ["AutoPolicy", "Load", "RoundPlan"]
 
 Reals = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Reason = Literal["exploring", "rate", "probe", "check"]
 
 _ENOUGH = 0.10  # rounds lost at the depth in use that move it, at least
@@ -56,10 +56,6 @@ _PROBED_REQUESTS = 4
 _PROBED_DRAFTS = 2  # per probed request, at least
 _LOOKING = 0.001  # what looking aside may cost, as a share of the time
 _MOST_ROUNDS, _LEAST_ROUNDS, _SURPRISED_ROUNDS = 1024, 16, 4
-_ALL_BUDGETS_BELOW = 512
-# What is computed for a load is used for so many rounds, while the load is alike.
-_HELD_ROUNDS = 8
-_ALIKE_SIZE, _ALIKE_KV = 0.05, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +103,20 @@ class AutoPolicy:
         self.depth = 0
         self.num_explored = 0
         self._max_depth, self._topk = max_depth, topk
-        self._always_reads = always_reads
         self._prompts = PromptSteps()
+        self._known = HeldEstimates(
+            cost,
+            self.profile,
+            self._prompts,
+            topk=topk,
+            always_reads=always_reads,
+        )
         self._score = 0.0
         # Tokens per second, and what a token is worth less what it causes later.
         self._price, self._worth = 0.0, 1.0
         # Rounds since each depth was last drafted, 0 = since a plain round.
         self._since = np.zeros(max_depth + 1, np.int64)
         self._probe_after = self._affordable = _MOST_ROUNDS
-        self._held: tuple[Load, int, DepthRates] | None = None
-        self._grid: tuple[Load, int, Ints, Reals] | None = None
         self._last: tuple[RoundPlan, int] | None = None
 
     @property
@@ -138,14 +138,7 @@ class AutoPolicy:
 
     def rates(self, load: Load) -> DepthRates:
         """Return what each depth is expected to yield."""
-        return depth_rates(
-            load,
-            cost=self.cost,
-            profile=self.profile,
-            prompts=self._prompts,
-            topk=self._topk,
-            always_reads=self._always_reads,
-        )
+        return self._known.fresh_rates(load)
 
     def draft_budget(self, plan: RoundPlan, load: Load, values: Reals) -> int:
         """Return how many drafts to verify, now that they are known.
@@ -156,7 +149,7 @@ class AutoPolicy:
         least = min(plan.least_budget, len(values))
         if plan.reason == "exploring" or len(values) == 0:
             return least
-        drafts, time_s = self._held_grid(load, len(values))
+        drafts, time_s = self._known.verify_grid(load, len(values))
         end = int(drafts.searchsorted(len(values), side="right"))
         correct = np.append(0.0, values.cumsum())[drafts[:end]]
         gain = self._worth * correct - self._price * time_s[:end]
@@ -215,7 +208,7 @@ class AutoPolicy:
             return RoundPlan(depth=0)
         if self.is_exploring:
             return self._explore(load)
-        held = self._held_rates(load)
+        held = self._known.rates(load)
         rates = held.tokens_per_s
         self._move(load, rates)
         self._price = float(rates[self.depth])
@@ -232,29 +225,6 @@ class AutoPolicy:
             reason="rate" if depth == self.depth else "check",
             rates=shown,
         )
-
-    def _held_rates(self, load: Load) -> DepthRates:
-        if self._held is not None:
-            seen, age, rates = self._held
-            if age < _HELD_ROUNDS and _are_alike(seen, load):
-                self._held = (seen, age + 1, rates)
-                return rates
-        self._held = (load, 1, self.rates(load))
-        return self._held[2]
-
-    def _held_grid(self, load: Load, most: int) -> tuple[Ints, Reals]:
-        """Return budgets up to at least `most`, and the seconds of verifying them."""
-        if self._grid is not None:
-            seen, age, drafts, time_s = self._grid
-            # How much text is cached adds the same to all of them.
-            same = replace(load, total_kv_tokens=seen.total_kv_tokens) == seen
-            if same and age < _HELD_ROUNDS and drafts[-1] >= most:
-                self._grid = (seen, age + 1, drafts, time_s)
-                return drafts, time_s
-        drafts = _budgets(max(2 * most, 1))
-        time_s = self.cost.verify_s(load, drafts)
-        self._grid = (load, 1, drafts, time_s)
-        return drafts, time_s
 
     def _explore(self, load: Load) -> RoundPlan:
         turn = self.num_explored
@@ -330,23 +300,3 @@ class AutoPolicy:
 def _interval(loss: float) -> int:
     """Return the rounds from one to the next that lose such a share of a round each."""
     return int(min(max(loss / _LOOKING, _LEAST_ROUNDS), _MOST_ROUNDS))
-
-
-def _are_alike(seen: Load, load: Load) -> bool:
-    return (
-        seen.sampling == load.sampling
-        and abs(seen.batch_size - load.batch_size) <= _ALIKE_SIZE * load.batch_size
-        and abs(seen.num_drafting - load.num_drafting) <= _ALIKE_SIZE * load.batch_size
-        and abs(seen.total_kv_tokens - load.total_kv_tokens)
-        <= _ALIKE_KV * load.total_kv_tokens
-    )
-
-
-def _budgets(most: int) -> Ints:
-    """All budgets up to a bound, then ever coarser ones, `most` included."""
-    if most < _ALL_BUDGETS_BELOW:
-        return np.arange(most + 1)
-    coarse = np.geomspace(_ALL_BUDGETS_BELOW, most, _ALL_BUDGETS_BELOW)
-    return np.unique(
-        np.concatenate([np.arange(_ALL_BUDGETS_BELOW), coarse.astype(np.int64), [most]])
-    )

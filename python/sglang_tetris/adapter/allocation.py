@@ -1,0 +1,42 @@
+"""Which drafts of a round are verified: the budget, then the best under it."""
+
+import torch
+
+from sglang_tetris.adapter.round_planner import RoundPlanner
+from sglang_tetris.adapter.round_view import RoundView
+from sglang_tetris.core import Allocation, DraftTrees
+from sglang_tetris.kernels import select_draft_tokens
+
+
+def allocate(
+    trees: DraftTrees,
+    view: RoundView,
+    planner: RoundPlanner,
+    weights: list[float] | None,
+    *,
+    min_drafts: int,
+) -> tuple[int, Allocation]:
+    """Return the budget of this round, and what is verified.
+
+    weights     how much a draft of each request counts, or None = all the same
+    min_drafts  drafts that each request gets before any gets more
+    """
+    if not trees.max_nodes:
+        return 0, select_draft_tokens(trees, draft_budget=0)
+    device = trees.tokens.device
+    caps = torch.tensor(view.caps, dtype=torch.int64, device=device)
+    worth = None
+    if weights is not None:
+        worth = torch.tensor(weights, dtype=torch.float32, device=device)
+    everything = select_draft_tokens(
+        trees, draft_budget=trees.tokens.numel(), max_drafts=caps
+    )
+    draft_budget = planner.draft_budget(trees, view.load, everything.keep, worth)
+    allocation = select_draft_tokens(
+        trees,
+        draft_budget=draft_budget,
+        max_drafts=caps,
+        weights=worth,
+        min_drafts=min_drafts or None,
+    )
+    return draft_budget, allocation

@@ -2,8 +2,9 @@
 
     python benchmark/serving/pace.py [--turns 15] [--concurrency 1 4 16] [--arms ...]
 
-By default the arms are those whose drafts are worth nothing: no speculation, TETRIS
-told to draft nothing, and TETRIS auto with a scrambled draft, which finds that out. All
+By default the arms are those whose drafts are worth nothing: no speculation, with and
+without overlap scheduling, TETRIS told to draft nothing, and TETRIS auto with a
+scrambled draft, which finds that out. All
 servers are started first; from then on one runs and the others are stopped (SIGSTOP),
 so that none takes processor time from another. A turn of an arm answers N requests of
 40 tokens at once; its pace is the time per token after the first 8, when all prompts

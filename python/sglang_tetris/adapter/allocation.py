@@ -1,7 +1,10 @@
 """Which drafts of a round are verified: the budget, then the best under it."""
 
+from functools import lru_cache
+
 import torch
 
+from sglang_tetris.adapter.draft_rows import no_drafts
 from sglang_tetris.adapter.round_planner import RoundPlanner
 from sglang_tetris.adapter.round_view import RoundView
 from sglang_tetris.core import Allocation, DraftTrees
@@ -22,7 +25,7 @@ def allocate(
     min_drafts  drafts that each request gets before any gets more
     """
     if not trees.max_nodes:
-        return 0, select_draft_tokens(trees, draft_budget=0)
+        return 0, _nothing(trees.batch_size, trees.tokens.device)
     device = trees.tokens.device
     caps = torch.tensor(view.caps, dtype=torch.int64, device=device)
     worth = None
@@ -40,3 +43,8 @@ def allocate(
         min_drafts=min_drafts or None,
     )
     return draft_budget, allocation
+
+
+@lru_cache(maxsize=512)
+def _nothing(bs: int, device: torch.device) -> Allocation:
+    return select_draft_tokens(no_drafts(bs, device), draft_budget=0)

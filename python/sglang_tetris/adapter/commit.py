@@ -12,6 +12,8 @@ def commit_kv(
     pool: Any, plan: VerifyPlan, slots: torch.Tensor, accepted: AcceptResult
 ) -> None:
     """Move the followed path's KV to the slots right after the committed tokens."""
+    if plan.input_ids.shape[0] == accepted.accept_lens.shape[0]:
+        return  # anchors alone, which are in place
     on_path = accepted.accept_index >= 0
     rows = accepted.accept_index[on_path].to(torch.int64)
     depth = torch.arange(on_path.shape[1], device=rows.device)

@@ -136,9 +136,7 @@ class DraftCoverage:
         lens      tokens that the round emitted, at most `kept_tokens` each
         """
         device = tokens.device
-        counts = torch.tensor(lens, device=device)
-        at = torch.tensor(rows, device=device).repeat_interleave(counts)
-        entries = _ragged(seq_lens, lens, device)
+        at, entries = _entries(rows, seq_lens, lens, device)
         columns = entries % self._kept
         self._tokens[at, columns] = tokens
         if hidden is not None:
@@ -199,6 +197,17 @@ class DraftCoverage:
             torch.tensor(begins, device=device),
             torch.tensor(lens, device=device),
         )
+
+
+def _entries(
+    rows: list[int], first: list[int], lens: list[int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row and the entry of each token, lens[r] tokens of rows[r]."""
+    at = torch.tensor(rows, device=device)
+    if len(lens) == sum(lens) and all(lens):  # one each: a round without drafts
+        return at, torch.tensor(first, device=device)
+    counts = torch.tensor(lens, device=device)
+    return at.repeat_interleave(counts), _ragged(first, lens, device)
 
 
 def _ragged(first: list[int], lens: list[int], device: torch.device) -> torch.Tensor:

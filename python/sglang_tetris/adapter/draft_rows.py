@@ -1,6 +1,7 @@
 """Parts of a batch for the draft: some of its requests, their state, their trees."""
 
 import copy
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,8 +11,13 @@ from sglang_tetris.adapter.sampling import info_of_rows
 from sglang_tetris.core import DraftTrees
 
 
-def no_drafts(bs: int, device: str) -> DraftTrees:
-    """Return trees without a node, for a step in which nothing could be verified."""
+# Building trees checks them, which a step without drafts would notice.
+@lru_cache(maxsize=512)
+def no_drafts(bs: int, device: torch.device) -> DraftTrees:
+    """Return trees without a node, for a step in which nothing could be verified.
+
+    The same ones each time: they are not to be written to.
+    """
     empty = torch.empty((bs, 0), dtype=torch.int64, device=device)
     return DraftTrees(
         tokens=empty,

@@ -23,7 +23,9 @@ ARM_NAMES = (PLAIN, CHAIN, TREE, TETRIS, TETRIS_ALL_TOKENS, TETRIS_AUTO)
 # What TETRIS costs where drafts are worth nothing: told so, and finding out.
 TETRIS_UNDRAFTED = "tetris-undrafted"
 TETRIS_SCRAMBLED = "tetris-scrambled"
-COST_ARM_NAMES = (TETRIS_UNDRAFTED, TETRIS_SCRAMBLED)
+# TETRIS runs without overlap scheduling: what that alone costs.
+PLAIN_SYNCHRONOUS = "plain-synchronous"
+COST_ARM_NAMES = (PLAIN_SYNCHRONOUS, TETRIS_UNDRAFTED, TETRIS_SCRAMBLED)
 
 # 20,000 tokens of this model are 0.5 GB; more would only delay the start. The fraction
 # is a bound above that: SGLang refuses to start if memory that other programs take
@@ -96,6 +98,9 @@ def make_arm(
     flags = ("--model-path", str(models.target), "--dtype", dtype, *COMMON_FLAGS)
     if name == PLAIN:
         return Arm(name=name, label="no speculation", flags=flags)
+    if name == PLAIN_SYNCHRONOUS:
+        label = "no speculation, no overlap"
+        return Arm(name=name, label=label, flags=(*flags, "--disable-overlap-schedule"))
     path = models.eagle if draft == "eagle" else models.standalone
     if name == TETRIS_SCRAMBLED:
         path = scrambled_copy(path)

@@ -9,7 +9,9 @@ servers are started first; from then on one runs and the others are stopped (SIG
 so that none takes processor time from another. A turn of an arm answers N requests of
 40 tokens at once; its pace is the time per token after the first 8, when all prompts
 have been read, the median of its requests. Arms are compared within a turn, since the
-machine drifts. Prompts are run.py's. Writes results/NAME.json.
+machine drifts. One bias is left: of two alike servers the one that was started first
+has been seen some per cent faster, so a result needs both orders (`--arms` is also the
+order of starting). Prompts are run.py's. Writes results/NAME.json.
 """
 
 import argparse

@@ -42,10 +42,6 @@ $(VENV)/.setup: pyproject.toml | $(PY)
 	$(PIP) install -e '.[serve,test]'
 	@touch $@
 
-$(VENV)/.bench: pyproject.toml $(VENV)/.setup
-	$(PIP) install -e '.[serve,bench]'
-	@touch $@
-
 setup: $(VENV)/.setup
 
 # Checks its own stamps: a second run reads a few small files.
@@ -71,7 +67,7 @@ serve: model
 	$(PY) -m sglang_tetris.tools.serve $(ARGS)
 
 # ARGS are the second's; the first takes some 15 seconds.
-bench: $(VENV)/.bench model
+bench: model
 	OMP_NUM_THREADS=1 $(PY) benchmark/allocator/bench_select.py
 	$(PY) benchmark/serving/run.py $(ARGS)
 
@@ -80,7 +76,7 @@ exactness: model
 
 SIMULATOR := benchmark/simulator
 
-simulate: $(VENV)/.bench
+simulate: setup
 	$(PY) $(SIMULATOR)/calibration.py --output $(SIMULATOR)/results/calibration.json
 	$(PY) -m sglang_tetris.tools.simulate \
 	  $(SIMULATOR)/traces/smollm2-135m.replay.jsonl.gz \

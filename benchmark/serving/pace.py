@@ -4,11 +4,11 @@
 
 By default the arms are those whose drafts are worth nothing: no speculation, with and
 without overlap scheduling, TETRIS told to draft nothing, and TETRIS auto with a
-scrambled draft, which finds that out. All
-servers are started first; from then on one runs and the others are stopped (SIGSTOP),
-so that none takes processor time from another. A turn of an arm answers N requests of
-40 tokens at once; its pace is the time per token after the first 8, when all prompts
-have been read, the median of its requests. Arms are compared within a turn, since the
+scrambled draft, which finds that out. All servers are started first; from then on one
+runs and the others are stopped (SIGSTOP), so that none takes processor time from
+another. A turn of an arm answers N requests of 40 tokens at once; its pace is the time
+per token after the first 8, when all prompts have been read, the median of its
+requests. Arms are compared within a turn, with no speculation, since the
 machine drifts. One bias is left: of two alike servers the one that was started first
 has been seen some per cent faster, so a result needs both orders (`--arms` is also the
 order of starting). Prompts are run.py's. Writes results/NAME.json.
@@ -17,6 +17,7 @@ order of starting). Prompts are run.py's. Writes results/NAME.json.
 import argparse
 import contextlib
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -33,12 +34,7 @@ from rich.table import Table
 
 from provenance import provenance, utc_now
 from run import write_dataset
-from sglang_tetris.tools.arms import (
-    ARM_NAMES,
-    COST_ARM_NAMES,
-    PLAIN,
-    make_arm,
-)
+from sglang_tetris.tools.arms import ARM_NAMES, COST_ARM_NAMES, PLAIN, make_arm
 from sglang_tetris.tools.prepare_model import prepare
 from sglang_tetris.tools.server_process import (
     ServerError,
@@ -66,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--name", default="pace", help="of the file in results/")
     options = parser.parse_args(arguments)
+    if PLAIN not in options.arms:
+        parser.error(f"--arms needs {PLAIN}, which the others are compared with")
     exit_on_signals()
     origin = provenance()
     models = prepare()
@@ -99,27 +97,27 @@ def main(arguments: list[str] | None = None) -> int:
 @contextlib.contextmanager
 def stopped(server: ServerProcess) -> Iterator[None]:
     """Hold a server's processes still; at the end they run again, so as to be ended."""
-    _each(server, psutil.Process.suspend)
+    _signal(server, signal.SIGSTOP)
     try:
         yield
     finally:
-        _each(server, psutil.Process.resume)
+        _signal(server, signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def resumed(server: ServerProcess) -> Iterator[None]:
-    """Let a stopped server run."""
-    _each(server, psutil.Process.resume)
+    """Let a stopped server run; at the end it is stopped again."""
+    _signal(server, signal.SIGCONT)
     try:
         yield
     finally:
-        _each(server, psutil.Process.suspend)
+        _signal(server, signal.SIGSTOP)
 
 
-def _each(server: ServerProcess, act: object) -> None:
+def _signal(server: ServerProcess, number: signal.Signals) -> None:
     for process in server.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
-            act(process)
+            process.send_signal(number)
 
 
 def measure(

@@ -17,10 +17,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-BASELINE = "plain"
-SUBJECT = "tetris"
-# Their rounds are compared with plain decoding's, prompts left out.
-COST_ARMS = ("tetris-undrafted", "tetris-scrambled")
+from sglang_tetris.tools.arms import COST_ARM_NAMES, PLAIN, TETRIS
+
+BASELINE, SUBJECT = PLAIN, TETRIS
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
@@ -164,7 +163,9 @@ def to_markdown(result: dict) -> str:
 def _paces(summary: Sequence[dict]) -> list[str]:
     """Return a line per cost arm: how fast tokens follow, once a request runs."""
     lines = []
-    for label in dict.fromkeys(e["label"] for e in summary if e["arm"] in COST_ARMS):
+    for label in dict.fromkeys(
+        e["label"] for e in summary if e["arm"] in COST_ARM_NAMES
+    ):
         paces = {
             e["concurrency"]: e["pace_ratio"] for e in summary if e["label"] == label
         }

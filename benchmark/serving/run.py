@@ -9,7 +9,7 @@ arm; the spread is over rounds.
 
 What TETRIS costs where drafts are worth nothing, told so or finding out by itself:
 
-    python benchmark/serving/run.py --name floor --rounds 5 --output-len 128 \\
+    python benchmark/serving/run.py --name floor --rounds 3 --output-len 128 \\
         --arms plain tetris-undrafted tetris-scrambled --num-prompts 2 8 32
 
 Writes to results/: NAME.json (every run, with provenance), NAME.md, NAME.png.

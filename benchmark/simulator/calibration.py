@@ -85,10 +85,8 @@ class Judged(Budgeted):
 
     def observe(self, finished: FinishedRound) -> None:
         trees = finished.trees
-        above = np.take_along_axis(trees.is_correct, np.maximum(trees.parents, 0), 1)
-        counts = (trees.depths > 0) & (above | (trees.parents < 0))
-        # The text ends there: what would have followed is not known.
-        counts &= trees.depths < trees.left[:, None]
+        # Beyond the end of the text nothing is known.
+        counts = trees.is_compared & (trees.depths < trees.left[:, None])
         request = np.searchsorted(self._starts, trees.rows, side="right") - 1
         counts &= self._judges[request][:, None]
         which = np.broadcast_to(request[:, None], counts.shape)

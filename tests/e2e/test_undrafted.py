@@ -190,3 +190,19 @@ def test_requests_that_draft_and_that_do_not_share_a_round(
         meta = reply["meta_info"]
         assert meta["spec_num_correct_drafts"] == meta["spec_num_verify_drafts"]
         assert (meta["spec_num_verify_drafts"] == 0) is bool(place % 2)
+
+
+def test_a_trace_has_prompt_steps_and_no_warm_up(
+    pool: ServerPool, model_root: Path
+) -> None:
+    server, trace = start(pool, model_root, "eagle-tree", kept=512)
+    server.flush_cache()
+    begin = num_lines(trace)
+    server.generate([list(range(5, 25))], max_new_tokens=4)
+    header, *lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert header["topk"] == SHAPES["eagle-tree"][1]["topk"]
+    entries = [entry for line in lines for entry in line["requests"]]
+    assert not [own for own in entries if own["rid"].startswith("warm-up")]
+    laps = [lap for line in lines[begin - 1 :] for lap in line["laps"]]
+    assert [lap[:4] for lap in laps if lap[0] == "prompt"] == [["prompt", 20, 1, 20]]
+    assert ["draft_extend", 20, 1, 20] in [lap[:4] for lap in laps]

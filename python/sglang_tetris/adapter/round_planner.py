@@ -109,14 +109,10 @@ class RoundPlanner:
         """Learn from a round: what its parts took, what its drafts were worth."""
         if self._fixed is not None or not self._agreement.decides:
             return
+        self.cost.observe_all(laps)
         for lap in laps:
-            self.cost.observe(
-                lap.phase,
-                tokens=lap.tokens,
-                batch_size=lap.batch_size,
-                total_kv_tokens=lap.total_kv_tokens,
-                time_s=lap.time_s,
-            )
+            if lap.phase == "prompt":
+                self.policy.observe_prompts(lap.tokens)
         if done.rows and done.trees.max_nodes:
             trees, expected = done.trees, done.allocation.expected_correct_drafts
             depths = torch.where(trees.is_node(), node_depths_torch(trees), 0)
@@ -127,11 +123,6 @@ class RoundPlanner:
                 num_expected=float(expected.sum()),
                 num_correct=done.num_correct_drafts,
             )
-
-    def observe_prompts(self, num_tokens: int) -> None:
-        """Learn how often prompts come between rounds; what they took is in laps."""
-        if self._fixed is None and self._agreement.decides:
-            self.policy.observe_prompts(num_tokens)
 
     def describe(self) -> dict[str, Any]:
         """Return the reasons of the last decision, for /server_info."""

@@ -50,10 +50,7 @@ from sglang_tetris.adapter.sampling import MatchSampler
 from sglang_tetris.adapter.service_levels import ServiceLevels
 from sglang_tetris.adapter.target_forward import TargetForward
 from sglang_tetris.adapter.trace import open_trace
-from sglang_tetris.core import (
-    AcceptResult,
-    VerifyPlan,
-)
+from sglang_tetris.core import AcceptResult, VerifyPlan
 from sglang_tetris.core.config import BudgetSpec
 from sglang_tetris.kernels import build_verify_plan
 
@@ -206,7 +203,6 @@ class TetrisWorker(EAGLEWorkerV2):
         result.new_seq_lens = batch.seq_lens
         result.next_draft_input = self._drafting.prompt_step(batch, result, kv_loc_plan)
         self._clock.lap_prompts("draft_extend", load, tokens=num_tokens)
-        self.planner.observe_prompts(num_tokens)
         return result
 
     def _round(self, batch: Any) -> GenerationBatchResult:
@@ -221,11 +217,8 @@ class TetrisWorker(EAGLEWorkerV2):
         rows = self._drafting.rows(view, decided)
         drafted = self._drafting.trees(batch, view, rows, decided.depth)
         trees = self._calibration.calibrated(drafted, view)
-        weights = None
-        if trees.max_nodes:
-            weights = self._levels.weights(batch.reqs, view.settings)
         draft_budget, allocation = allocate(
-            trees, view, self.planner, weights, min_drafts=self.config.min_drafts
+            trees, view, batch.reqs, self.planner, self._levels, self.config.min_drafts
         )
         plan = build_verify_plan(
             trees,

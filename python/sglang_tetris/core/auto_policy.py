@@ -105,11 +105,7 @@ class AutoPolicy:
         self._max_depth, self._topk = max_depth, topk
         self._prompts = PromptSteps()
         self._known = HeldEstimates(
-            cost,
-            self.profile,
-            self._prompts,
-            topk=topk,
-            always_reads=always_reads,
+            cost, self.profile, self._prompts, topk=topk, always_reads=always_reads
         )
         self._score = 0.0
         # Tokens per second, and what a token is worth less what it causes later.

@@ -16,8 +16,9 @@ for the other.
 Not decided here: what to do about the price (core.auto_policy).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,21 @@ class Load:
     num_drafting: int
     total_kv_tokens: int
     sampling: Sampling = "greedy"
+
+
+class MeasuredPart(Protocol):
+    """One measured part of a round; `phase` is "verify" or one of `PHASES`."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def total_kv_tokens(self) -> int: ...
+    @property
+    def time_s(self) -> float: ...
 
 
 class RoundCost:
@@ -85,6 +101,17 @@ class RoundCost:
         self._parts[phase].update(
             **size, total_kv_tokens=total_kv_tokens, time_s=time_s
         )
+
+    def observe_all(self, parts: Iterable[MeasuredPart]) -> None:
+        """Take in several measured parts."""
+        for part in parts:
+            self.observe(
+                part.phase,
+                tokens=part.tokens,
+                batch_size=part.batch_size,
+                total_kv_tokens=part.total_kv_tokens,
+                time_s=part.time_s,
+            )
 
     def num_measured(self, *, drafted: bool) -> int:
         """Return how many rounds of a kind were measured."""

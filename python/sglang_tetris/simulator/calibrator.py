@@ -56,8 +56,7 @@ class LearntCalibration:
         Requests that ended are left out: their last drafts were not compared.
         """
         chosen = trees.depths <= choice if isinstance(choice, int) else choice
-        above = np.take_along_axis(trees.is_correct, np.maximum(trees.parents, 0), 1)
-        labelled = chosen & (trees.depths > 0) & (above | (trees.parents < 0))
+        labelled = chosen & trees.is_compared
         labelled &= (trees.num_correct(choice) + 1 < trees.left)[:, None]
         classes = np.broadcast_to(trees.sampling_classes[:, None], labelled.shape)
         self._calibrator.update(

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from sglang_tetris.core import DraftTrees, path_survival
+from sglang_tetris.core.node_ranks import depths_and_ranks
 from sglang_tetris.core.replay import Replay
 
 Ints = npt.NDArray[np.int64]
@@ -70,11 +73,12 @@ class Recording:
         left = np.repeat(replay.row_starts[1:], np.diff(replay.row_starts))
         # Tokens still to come at a row: the last of them is never a draft.
         left = left - np.arange(len(left))
-        depths = _depths(replay.parents, replay.num_nodes)
+        everything = _draft_trees(replay.parents, replay.probs, replay.num_nodes)
+        depths = depths_and_ranks(everything)[0].numpy()
         is_correct = replay.is_correct & (depths < left[:, None])
         header = replay.header
         chain = _chain_nodes(replay, header.max_chain)
-        grown = _grown(replay, depths, chain)
+        grown = _grown(replay, depths, path_survival(everything).numpy(), chain)
         requests = header.requests
         return cls(
             chains=_forest(replay, chain, depths, is_correct),
@@ -100,15 +104,14 @@ class Recording:
         return self.chains if topk == 1 else self.trees
 
 
-def _depths(parents: Ints, num_nodes: Ints) -> Ints:
-    """Return each node's level, 0 at padding."""
-    depths = np.zeros_like(parents)
-    rows = np.arange(len(parents))
-    for node in range(parents.shape[1]):
-        parent = parents[:, node]
-        above = np.where(parent >= 0, depths[rows, parent], 0)
-        depths[:, node] = np.where(node < num_nodes, above + 1, 0)
-    return depths
+def _draft_trees(parents: Ints, probs: Floats, num_nodes: Ints) -> DraftTrees:
+    """Return the arrays as the core takes them; tokens do not matter here."""
+    return DraftTrees(
+        tokens=torch.zeros(parents.shape, dtype=torch.int64),
+        parents=torch.from_numpy(parents),
+        accept_probs=torch.from_numpy(probs),
+        num_nodes=torch.from_numpy(num_nodes),
+    )
 
 
 def _chain_nodes(replay: Replay, max_chain: int) -> Bools:
@@ -127,15 +130,10 @@ def _chain_nodes(replay: Replay, max_chain: int) -> Bools:
     return chosen
 
 
-def _grown(replay: Replay, depths: Ints, chain: Bools) -> Bools:
+def _grown(replay: Replay, depths: Ints, survival: Floats, chain: Bools) -> Bools:
     """Mark the nodes that a drafter of the recorded topk would have grown."""
     topk, num_steps = replay.header.topk, replay.header.num_steps
     rows = np.arange(len(depths))[:, None]
-    survival = np.zeros_like(replay.probs)
-    for node in range(depths.shape[1]):
-        parent = replay.parents[:, node]
-        above = np.where(parent >= 0, survival[rows[:, 0], parent], 1.0)
-        survival[:, node] = replay.probs[:, node] * above
     grown: Bools = depths == 1
     for level in range(2, int(depths.max(initial=0)) + 1):
         here = grown & (depths == level - 1)
@@ -167,28 +165,14 @@ def _forest(replay: Replay, kept: Bools, depths: Ints, is_correct: Bools) -> For
     levels = np.arange(deepest + 1)
     parents = np.where(kept & (parents >= 0), moved, -1)
     probs = np.where(kept, np.take_along_axis(replay.probs, order, 1), np.float32(0))
+    ranks = depths_and_ranks(_draft_trees(parents, probs, kept.sum(1)))[1].numpy()
     inside = kept[:, :, None] & (depths[:, :, None] <= levels)
     return Forest(
         parents=parents,
         probs=probs,
         depths=depths,
-        ranks=_ranks(parents, probs, kept),
+        ranks=ranks,
         is_correct=is_correct,
         num_nodes_to=inside.sum(1),
         num_correct=is_correct.sum(1),
     )
-
-
-def _ranks(parents: Ints, probs: Floats, kept: Bools) -> Ints:
-    """Return how many siblings come before each node: likelier, or lower if equal."""
-    ranks = np.zeros_like(parents)
-    width = parents.shape[1]
-    for node in range(width):
-        for other in range(width):
-            sibling = kept[:, other] & (parents[:, other] == parents[:, node])
-            ahead = probs[:, other] > probs[:, node]
-            if other < node:
-                ahead |= probs[:, other] == probs[:, node]
-            if other != node:
-                ranks[:, node] += sibling & ahead
-    return np.where(kept, ranks, 0)

@@ -29,8 +29,8 @@ class RoundTrees:
 
     Arrays are `[R, W]`, W the nodes of the largest tree; fields as of DraftTrees.
     `rows` `[R]` are their places in the recording; `left` `[R]` counts the tokens that
-    each request will still emit. Only the oracle
-    may look at `is_correct` before it has chosen.
+    each request will still emit. Only the oracle may look at `is_correct` before it has
+    chosen.
     """
 
     def __init__(
@@ -70,6 +70,13 @@ class RoundTrees:
     @cached_property
     def is_correct(self) -> Bools:
         return self._cut(self._forest.is_correct)
+
+    @cached_property
+    def is_compared(self) -> Bools:
+        """Whether the text goes as far as the node's parent, so that it has a label."""
+        above = np.take_along_axis(self.is_correct, np.maximum(self.parents, 0), 1)
+        compared: Bools = (self.depths > 0) & (above | (self.parents < 0))
+        return compared
 
     def survival(self, accept_probs: Floats) -> Floats:
         """Return `path_survival` of the trees with these probabilities."""

@@ -8,7 +8,6 @@ num_draft_tokens), the last with the anchor, as SGLang counts it.
 from dataclasses import dataclass
 
 from sglang_tetris.tools.prepare_model import PreparedModels
-from sglang_tetris.tools.scrambled_draft import scrambled_copy
 
 DRAFTS = ("eagle", "standalone")
 PLAIN = "plain"
@@ -103,6 +102,9 @@ def make_arm(
         return Arm(name=name, label=label, flags=(*flags, "--disable-overlap-schedule"))
     path = models.eagle if draft == "eagle" else models.standalone
     if name == TETRIS_SCRAMBLED:
+        # Imports torch, which no other arm needs.
+        from sglang_tetris.tools.scrambled_draft import scrambled_copy
+
         path = scrambled_copy(path)
     flags += ("--speculative-draft-model-path", str(path))
     if name != TETRIS_ALL_TOKENS:

@@ -133,7 +133,6 @@ def test_prompts_between_rounds_take_from_what_drafting_yields(budget: str) -> N
     run(found, row_s=1e-7, correct=True, rounds=60)
     before = found.policy.rates(LOAD).tokens_per_s if found.is_auto else None
     for _ in range(40):
-        found.observe_prompts(100)
         prompt = [Lap("prompt", 100, 1, 100, 0.01), Lap("draft_extend", 100, 1, 100, 1)]
         found.observe(finished(trees_of([], []), [9, 9], budget=0), prompt)
         run(found, row_s=1e-7, correct=True, rounds=1)

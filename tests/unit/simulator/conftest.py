@@ -6,7 +6,7 @@ import pytest
 
 from sglang_tetris.core.replay import read_replay
 from sglang_tetris.simulator.forests import Recording
-from sglang_tetris.simulator.synthetic import write_synthetic_replay
+from tests.unit.simulator.synthetic import write_synthetic_replay
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("rich")
 
-from sglang_tetris.simulator.synthetic import write_synthetic_replay
 from sglang_tetris.tools import simulate, simulate_report
+from tests.unit.simulator.synthetic import write_synthetic_replay
 
 TABLES = Path(__file__).resolve().parents[3] / "benchmark/simulator/cost_tables"
 L4 = TABLES / "l4-llama-3b.json"
@@ -26,7 +26,6 @@ def command(trace: Path, *more: str) -> list[str]:
 
 
 def test_it_prints_tables_and_writes_json_markdown_and_a_plot(trace, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     output = tmp_path / "results" / "small.json"
     policies = ("none", "fixed-2", "auto-trees", "oracle-trees")
     arguments = command(trace, "--concurrency", "1", "8", "--policies", *policies)

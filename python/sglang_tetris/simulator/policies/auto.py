@@ -54,11 +54,11 @@ class Auto(Policy):
         return keep
 
     def observe_prompts(self, num_tokens: int, parts: Sequence[Part]) -> None:
-        self._learn(parts)
+        self.cost.observe_all(parts)
         self.policy.observe_prompts(num_tokens)
 
     def observe(self, finished: FinishedRound) -> None:
-        self._learn(finished.parts)
+        self.cost.observe_all(finished.parts)
         if finished.trees is None:
             return
         self.policy.observe_drafts(
@@ -69,13 +69,3 @@ class Auto(Policy):
             num_correct=finished.num_correct,
         )
         self._calibrator.update(finished.trees, finished.choice)
-
-    def _learn(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            self.cost.observe(
-                part.phase,
-                tokens=part.tokens,
-                batch_size=part.batch_size,
-                total_kv_tokens=part.total_kv_tokens,
-                time_s=part.time_s,
-            )

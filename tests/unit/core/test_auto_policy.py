@@ -193,6 +193,18 @@ def test_a_load_around_a_threshold_does_not_flip_the_depth():
     assert (np.diff(settled) != 0).sum() <= 8
 
 
+def test_one_round_that_looks_otherwise_moves_nothing(monkeypatch):
+    """It may have been measured wrongly; the second one is believed."""
+    bench = Bench(CHEAP_ROWS, accept=0.8).run(200, 4)
+    found = bench.policy.rates(Load(batch_size=4, num_drafting=4, total_kv_tokens=400))
+    turned = replace(found, tokens_per_s=found.tokens_per_s[::-1] ** 4)
+    monkeypatch.setattr(bench.policy._known, "rates", lambda load: turned)
+    bench.round(4)
+    assert bench.policy.depth == 4
+    bench.round(4)
+    assert bench.policy.depth == 0
+
+
 def test_a_draft_that_is_never_right_costs_next_to_nothing():
     bench = Bench(CHEAP_ROWS, accept=0.001).run(200, 8)
     assert bench.speed(4000, 8) > 0.99 * bench.plain_speed(8)

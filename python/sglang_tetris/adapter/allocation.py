@@ -1,16 +1,15 @@
-"""Which drafts of a round are verified: the budget, then the best under it."""
+"""What is verified in a round: the budget, the best drafts under it, their rows."""
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from sglang_tetris.adapter.draft_rows import no_drafts
 from sglang_tetris.adapter.round_planner import RoundPlanner
 from sglang_tetris.adapter.round_view import RoundView
 from sglang_tetris.adapter.service_levels import ServiceLevels
-from sglang_tetris.core import Allocation, DraftTrees
-from sglang_tetris.kernels import select_draft_tokens
+from sglang_tetris.adapter.undrafted import anchor_plan, none_kept
+from sglang_tetris.core import Allocation, DraftTrees, VerifyPlan
+from sglang_tetris.kernels import build_verify_plan, select_draft_tokens
 
 
 def allocate(
@@ -27,7 +26,7 @@ def allocate(
     min_drafts  drafts that each request gets before any gets more
     """
     if not trees.max_nodes:
-        return 0, _nothing(trees.batch_size, trees.tokens.device)
+        return 0, none_kept(trees.batch_size, trees.tokens.device)
     device = trees.tokens.device
     caps = torch.tensor(view.caps, dtype=torch.int64, device=device)
     weights, worth = levels.weights(reqs, view.settings), None
@@ -47,6 +46,12 @@ def allocate(
     return draft_budget, allocation
 
 
-@lru_cache(maxsize=512)
-def _nothing(bs: int, device: torch.device) -> Allocation:
-    return select_draft_tokens(no_drafts(bs, device), draft_budget=0)
+def verify_plan(trees: DraftTrees, allocation: Allocation, batch: Any) -> VerifyPlan:
+    """Return the rows that the target runs, each request's anchor first."""
+    anchors = batch.spec_info.bonus_tokens.to(torch.int64)
+    prefix_lens = batch.seq_lens.to(torch.int64)
+    if not trees.max_nodes:
+        return anchor_plan(anchors, prefix_lens)
+    return build_verify_plan(
+        trees, allocation, anchors=anchors, prefix_lens=prefix_lens
+    )

@@ -13,17 +13,19 @@ whose cached part has unmarked slots starts after the last of them.
 
 While nothing is drafted, the last `kept_tokens` entries of each request are kept in a
 ring. When drafting begins again they go through the draft at once. A request that
-emitted more than that has a gap, and starts after it.
+emitted more than that has a gap, and starts after it. Rounds are put there, and their
+slots unmarked, some at a time, since each time costs a round without drafts some 1 %.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from sglang_tetris.adapter.attention.cpu import CpuAttentionBackend
-from sglang_tetris.adapter.slots import flat_slots
+
+_MOST_ROUNDS = 16  # that are put into the ring at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,17 @@ class Entries:
     lens: list[int]
     tokens: torch.Tensor
     hidden: torch.Tensor | None
+
+
+class _Round(NamedTuple):
+    """What a round kept: arguments of `DraftCoverage.keep`, slots to be unmarked."""
+
+    rows: list[int]
+    seq_lens: list[int]
+    lens: list[int]
+    tokens: torch.Tensor
+    hidden: torch.Tensor | None
+    slots: torch.Tensor
 
 
 class DraftCoverage:
@@ -71,10 +84,14 @@ class DraftCoverage:
         self.spoil: Callable[[torch.Tensor], None] | None = None
         # Made when the first hidden states show their shape, during warm-up.
         self._hidden: torch.Tensor | None = None
+        # Rounds that are not in the ring yet, and the most tokens of a request in them.
+        self._rounds: list[_Round] = []
+        self._longest = 0
 
     @property
     def kept_bytes(self) -> int:
         """Bytes that the kept entries take."""
+        self._settle()
         kept = [self._tokens] if self._hidden is None else [self._tokens, self._hidden]
         return sum(tensor.nbytes for tensor in kept)
 
@@ -94,6 +111,7 @@ class DraftCoverage:
 
     def begin_prompt(self, rows: list[int], prefix_lens: list[int]) -> None:
         """Find where each prompt's draft attention starts, from its cached part."""
+        self._settle()
         for row, prefix in zip(rows, prefix_lens, strict=True):
             slots = self._pool.req_to_token[row, :prefix].to(torch.int64)
             gaps = (~self._written[slots]).nonzero()
@@ -115,6 +133,7 @@ class DraftCoverage:
 
     def wrote(self, slots: torch.Tensor) -> None:
         """Mark slots whose tokens the draft has just gone through."""
+        self._settle()
         self._written[slots] = True
 
     def cover(self, rows: list[int], seq_lens: list[int]) -> None:
@@ -129,35 +148,33 @@ class DraftCoverage:
         lens: list[int],
         tokens: torch.Tensor,
         hidden: torch.Tensor | None,
+        slots: torch.Tensor,
     ) -> None:
         """Keep the entries of a round that do not go through the draft now.
 
         seq_lens  committed tokens before the round, so the first new entry
         lens      tokens that the round emitted, at most `kept_tokens` each
+        tokens, hidden, slots  of the entries, `[sum(lens)]`; not to be changed later
         """
-        device = tokens.device
-        at, entries = _entries(rows, seq_lens, lens, device)
-        columns = entries % self._kept
-        self._tokens[at, columns] = tokens
-        if hidden is not None:
-            if self._hidden is None:
-                shape = (len(self._covered), self._kept, *hidden.shape[1:])
-                self._hidden = torch.empty(shape, dtype=hidden.dtype, device=device)
-            self._hidden[at, columns] = hidden
         # A standalone draft may have gone through the anchor already.
-        covered = [self._covered[row] + self.lead for row in rows]
-        begins = [max(seq, done) for seq, done in zip(seq_lens, covered, strict=True)]
-        ends = [seq + length for seq, length in zip(seq_lens, lens, strict=True)]
-        unwritten = self._slots(rows, begins, ends)
-        self._written[unwritten] = False
-        if self.spoil is not None:
-            self.spoil(unwritten)
+        begins = [self._covered[row] + self.lead for row in rows]
+        if any(begin > seq for begin, seq in zip(begins, seq_lens, strict=True)):
+            begin = torch.tensor(begins).repeat_interleave(torch.tensor(lens))
+            _, entries = _entries(rows, seq_lens, lens)
+            slots = slots[(entries >= begin).to(slots.device)]
+        longest = max(lens)
+        # In one go no two entries may want the same place of the ring.
+        if len(self._rounds) == _MOST_ROUNDS or self._longest + longest > self._kept:
+            self._settle()
+        self._rounds.append(_Round(rows, seq_lens, lens, tokens, hidden, slots))
+        self._longest += longest
 
     def take(self, rows: list[int], seq_lens: list[int]) -> Entries:
         """Return the entries these requests lack, as far as they were kept.
 
         A request that lacks more starts after what was lost.
         """
+        self._settle()
         first, lens = [], []
         for row, seq_len in zip(rows, seq_lens, strict=True):
             begin = max(self._covered[row], seq_len - self._kept)
@@ -179,35 +196,47 @@ class DraftCoverage:
 
     def unwritten(self) -> torch.Tensor:
         """Return all slots that the draft may not read, `[n]` int64."""
+        self._settle()
         return (~self._written).nonzero().flatten()
+
+    def _settle(self) -> None:
+        """Put what rounds kept into the ring, and unmark their slots."""
+        if not self._rounds:
+            return
+        rounds, self._rounds, self._longest = self._rounds, [], 0
+        places = [_entries(kept.rows, kept.seq_lens, kept.lens) for kept in rounds]
+        at = torch.cat([rows for rows, _ in places])
+        columns = torch.cat([entries for _, entries in places]) % self._kept
+        device = self._tokens.device
+        at, columns = at.to(device), columns.to(device)
+        self._tokens[at, columns] = torch.cat([kept.tokens for kept in rounds])
+        parts = [kept.hidden for kept in rounds if kept.hidden is not None]
+        if parts:
+            hidden = torch.cat(parts)
+            if self._hidden is None:
+                shape = (len(self._covered), self._kept, *hidden.shape[1:])
+                self._hidden = torch.empty(shape, dtype=hidden.dtype, device=device)
+            self._hidden[at, columns] = hidden
+        unwritten = torch.cat([kept.slots for kept in rounds])
+        self._written[unwritten] = False
+        if self.spoil is not None:
+            self.spoil(unwritten)
 
     def _set_start(self, row: int, start: int) -> None:
         if start or self._has_start[row]:
             self.starts[row] = start
             self._has_start[row] = start > 0
 
-    def _slots(
-        self, rows: list[int], begins: list[int], ends: list[int]
-    ) -> torch.Tensor:
-        device = self._tokens.device
-        lens = [max(0, e - b) for b, e in zip(begins, ends, strict=True)]
-        return flat_slots(
-            self._pool,
-            torch.tensor(rows, device=device),
-            torch.tensor(begins, device=device),
-            torch.tensor(lens, device=device),
-        )
-
 
 def _entries(
-    rows: list[int], first: list[int], lens: list[int], device: torch.device
+    rows: list[int], first: list[int], lens: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the row and the entry of each token, lens[r] tokens of rows[r]."""
-    at = torch.tensor(rows, device=device)
+    at = torch.tensor(rows)
     if len(lens) == sum(lens) and all(lens):  # one each: a round without drafts
-        return at, torch.tensor(first, device=device)
-    counts = torch.tensor(lens, device=device)
-    return at.repeat_interleave(counts), _ragged(first, lens, device)
+        return at, torch.tensor(first)
+    device = at.device
+    return at.repeat_interleave(torch.tensor(lens)), _ragged(first, lens, device)
 
 
 def _ragged(first: list[int], lens: list[int], device: torch.device) -> torch.Tensor:

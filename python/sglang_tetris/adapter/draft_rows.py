@@ -1,7 +1,6 @@
 """Parts of a batch for the draft: some of its requests, their state, their trees."""
 
 import copy
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,23 +8,6 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_tetris.adapter.sampling import info_of_rows
 from sglang_tetris.core import DraftTrees
-
-
-# Building trees checks them, which a step without drafts would notice.
-@lru_cache(maxsize=512)
-def no_drafts(bs: int, device: torch.device) -> DraftTrees:
-    """Return trees without a node, for a step in which nothing could be verified.
-
-    The same ones each time: they are not to be written to.
-    """
-    empty = torch.empty((bs, 0), dtype=torch.int64, device=device)
-    return DraftTrees(
-        tokens=empty,
-        parents=empty.clone(),
-        accept_probs=torch.empty((bs, 0), device=device),
-        num_nodes=torch.zeros(bs, dtype=torch.int64, device=device),
-        max_depth=0,
-    )
 
 
 def blank_state(

@@ -6,7 +6,7 @@ emitted goes through the draft at once if its request is to draft next; otherwis
 kept, and caught up in bulk when the request drafts again.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -15,7 +15,6 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 from sglang_tetris.adapter.draft_coverage import DraftCoverage
 from sglang_tetris.adapter.draft_rows import (
     blank_state,
-    no_drafts,
     put_rows,
     rows_of,
     spread,
@@ -24,6 +23,7 @@ from sglang_tetris.adapter.draft_rows import (
 from sglang_tetris.adapter.round_clock import RoundClock
 from sglang_tetris.adapter.round_record import RoundRecord
 from sglang_tetris.adapter.round_view import RoundView
+from sglang_tetris.adapter.undrafted import no_drafts
 from sglang_tetris.core import DraftTrees
 from sglang_tetris.core.auto_policy import RoundPlan
 
@@ -48,8 +48,8 @@ class Drafting:
         self.coverage.begin_prompt(rows, batch.prefix_lens)
         slots, ends = batch.out_cache_loc, batch.seq_lens_cpu.tolist()
         sampler, hidden = self._worker.sampler, target.logits_output.hidden_states
+        last = torch.tensor(batch.extend_lens).cumsum(0).to(slots.device) - 1
         if hidden is not None:
-            last = torch.tensor(batch.extend_lens, device=hidden.device).cumsum(0) - 1
             hidden = hidden[last] if sampler is not None else None
         with draft_tp_context(self._worker.parallel_layout):
             state = self._worker.extend_prompt(batch, target, kv_loc_plan)
@@ -61,8 +61,8 @@ class Drafting:
             # SGLang keeps no law of the first drafts: their entry runs once more.
             again = [end - 1 for end in ends]
             self.coverage.cover(rows, again)
-            ones = [1] * len(rows)
-            self.coverage.keep(rows, again, ones, target.next_token_ids, hidden)
+            ones, tokens = [1] * len(rows), target.next_token_ids.clone()
+            self.coverage.keep(rows, again, ones, tokens, hidden, slots[last])
         return blank_state(target.next_token_ids, self._topk, sampler.law_size)
 
     def rows(self, view: RoundView, plan: RoundPlan) -> list[int]:
@@ -108,20 +108,20 @@ class Drafting:
         done: RoundRecord,
         plan: RoundPlan,
         hidden: torch.Tensor | None,
+        slots: torch.Tensor,
     ) -> EagleDraftInput:
         """Return the next round's state; `plan` is that round's.
 
         hidden  the target's hidden states at the verified rows, or None
+        slots   the KV slots of these rows, the followed path's moved to the front
         """
-        view, accepted, lens_host = done.view, done.accepted, done.accept_lens
-        on_path = accepted.accept_index >= 0
-        tokens = accepted.accept_tokens[on_path]
-        if hidden is not None:
-            hidden = hidden[accepted.accept_index[on_path].to(torch.int64)]
-        lens = accepted.accept_lens
+        view, lens = done.view, done.accepted.accept_lens
+        emitted = _emitted(done, hidden, slots)
+        tokens = emitted.tokens
         sampler = self._worker.sampler
         law_size = 0 if sampler is None else sampler.law_size
-        state = blank_state(tokens[lens.cumsum(0) - 1], self._topk, law_size)
+        last = tokens[lens.cumsum(0) - 1] if done.rows else tokens
+        state = blank_state(last, self._topk, law_size)
         now = []
         if plan.depth and plan.num_drafting is None:
             now = [row for row in range(len(view.caps)) if self._goes_on(view, row)]
@@ -129,12 +129,14 @@ class Drafting:
         for rows, use in ((now, self._extend), (later, self._keep)):
             if not rows:
                 continue
-            mask = torch.zeros(len(view.caps), dtype=torch.bool, device=tokens.device)
-            mask[rows] = True
-            mask = mask.repeat_interleave(lens.to(torch.int64))
-            part = None if hidden is None else hidden[mask]
-            own_lens = [lens_host[row] for row in rows]
-            use(batch, view, rows, tokens[mask], own_lens, part, state)
+            own = emitted
+            if len(rows) < len(view.caps):
+                mask = torch.zeros(len(view.caps), dtype=torch.bool)
+                mask[rows] = True
+                mask = mask.to(tokens.device).repeat_interleave(lens.to(torch.int64))
+                own = emitted.where(mask)
+            own_lens = [done.accept_lens[row] for row in rows]
+            use(batch, view, rows, own_lens, own, state)
         return state
 
     def spoil_unwritten(self, value: float) -> None:
@@ -162,12 +164,12 @@ class Drafting:
         batch: Any,
         view: RoundView,
         rows: list[int],
-        tokens: torch.Tensor,
         lens_host: list[int],
-        hidden: torch.Tensor | None,
+        emitted: "_Emitted",
         state: EagleDraftInput,
     ) -> None:
         part = batch if len(rows) == len(view.caps) else rows_of(batch, rows)
+        tokens, hidden = emitted.tokens, emitted.hidden
         lens = torch.tensor(lens_host, dtype=torch.int32, device=tokens.device)
         with draft_tp_context(self._worker.parallel_layout):
             fresh = self._worker.extend(part, tokens, lens, lens_host, hidden)
@@ -183,15 +185,43 @@ class Drafting:
         batch: Any,
         view: RoundView,
         rows: list[int],
-        tokens: torch.Tensor,
         lens_host: list[int],
-        hidden: torch.Tensor | None,
+        emitted: "_Emitted",
         state: EagleDraftInput,
     ) -> None:
         self.coverage.keep(
             [view.pool_rows[row] for row in rows],
             [view.seq_lens[row] for row in rows],
             lens_host,
-            tokens,
-            hidden,
+            *emitted,
         )
+
+
+class _Emitted(NamedTuple):
+    """Tokens that a round emitted, request by request, with their rows' hidden states.
+
+    slots: of the text's positions that the round has filled, one per token.
+    """
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor | None
+    slots: torch.Tensor
+
+    def where(self, mask: torch.Tensor) -> "_Emitted":
+        hidden = None if self.hidden is None else self.hidden[mask]
+        return _Emitted(self.tokens[mask], hidden, self.slots[mask])
+
+
+def _emitted(
+    done: RoundRecord, hidden: torch.Tensor | None, slots: torch.Tensor
+) -> _Emitted:
+    """Pick what was emitted; hidden and slots are of all of the plan's rows."""
+    accepted = done.accepted
+    if not done.rows:  # a row and a token each
+        return _Emitted(accepted.accept_tokens[:, 0], hidden, slots)
+    on_path = accepted.accept_index >= 0
+    if hidden is not None:
+        hidden = hidden[accepted.accept_index[on_path].to(torch.int64)]
+    depth = torch.arange(on_path.shape[1], device=slots.device)
+    front = (done.plan.qo_indptr[:-1, None] + depth)[on_path].to(torch.int64)
+    return _Emitted(accepted.accept_tokens[on_path], hidden, slots[front])

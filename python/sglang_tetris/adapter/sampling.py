@@ -20,6 +20,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 
 from sglang_tetris.adapter.penalties import PenaltyState, RoundPenalties
+from sglang_tetris.adapter.undrafted import accept_anchors
 from sglang_tetris.core import AcceptResult, VerifyPlan, match_tree
 
 _PER_REQUEST = (
@@ -71,7 +72,8 @@ class MatchSampler:
             if info.logit_bias is not None:
                 lens = plan.verify_lens.to(torch.int64)
                 logits += info.logit_bias.repeat_interleave(lens, 0)
-            return match_tree(plan, logits.argmax(-1)), []
+            match = match_tree if plan.max_depth else accept_anchors
+            return match(plan, logits.argmax(-1)), []
         walk = _Walk(plan)
         try:
             while walk.rows.numel():

@@ -5,6 +5,7 @@ that follow its committed tokens: row j of request r is slot seq_len + j.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,9 +39,15 @@ def restored(batch: Any) -> Iterator[None]:
     SGLang builds a forward's input from the batch's own fields, so each of a round's
     three forwards sets them for itself.
     """
-    before = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    names = _field_names(type(batch))
+    before = [getattr(batch, name) for name in names]
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in zip(names, before, strict=True):
             setattr(batch, name, value)
+
+
+@functools.cache
+def _field_names(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]

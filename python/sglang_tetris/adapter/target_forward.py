@@ -25,7 +25,10 @@ class TargetForward:
 
     def verify(self, batch: Any, plan: VerifyPlan) -> tuple[Any, torch.Tensor]:
         """Run all rows of the plan, trees and anchors."""
-        slots = self._slots(batch, plan.verify_lens)
+        pool = self._worker.model_runner.req_to_token_pool
+        slots = flat_slots(
+            pool, batch.req_pool_indices, batch.seq_lens, plan.verify_lens
+        )
         with restored(batch):
             batch.spec_info = TetrisVerifyInput.from_plan(
                 plan,
@@ -41,7 +44,9 @@ class TargetForward:
 
     def decode(self, batch: Any, plan: VerifyPlan) -> tuple[Any, torch.Tensor]:
         """Run a plan that has anchors only, as plain decoding runs them."""
-        slots = self._slots(batch, plan.verify_lens)
+        pool = self._worker.model_runner.req_to_token_pool
+        slots = pool.req_to_token[batch.req_pool_indices, batch.seq_lens]
+        slots = slots.to(torch.int64)
         with restored(batch):
             batch.spec_info = None
             batch.input_ids = plan.input_ids
@@ -53,10 +58,6 @@ class TargetForward:
             if batch.orig_seq_lens is not None:
                 batch.orig_seq_lens = batch.orig_seq_lens + 1
             return self._run(batch, slots), slots
-
-    def _slots(self, batch: Any, lens: torch.Tensor) -> torch.Tensor:
-        pool = self._worker.model_runner.req_to_token_pool
-        return flat_slots(pool, batch.req_pool_indices, batch.seq_lens, lens)
 
     def _run(self, batch: Any, slots: torch.Tensor) -> Any:
         batch.out_cache_loc = slots

@@ -30,7 +30,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.adapter import options, reserve
-from sglang_tetris.adapter.allocation import allocate
+from sglang_tetris.adapter.allocation import allocate, verify_plan
 from sglang_tetris.adapter.calibration import RoundCalibration
 from sglang_tetris.adapter.commit import add_logprobs, commit_kv
 from sglang_tetris.adapter.cost_file import read_cost_table
@@ -52,7 +52,6 @@ from sglang_tetris.adapter.target_forward import TargetForward
 from sglang_tetris.adapter.trace import open_trace
 from sglang_tetris.core import AcceptResult, VerifyPlan
 from sglang_tetris.core.config import BudgetSpec
-from sglang_tetris.kernels import build_verify_plan
 
 
 class TetrisWorker(EAGLEWorkerV2):
@@ -220,12 +219,7 @@ class TetrisWorker(EAGLEWorkerV2):
         draft_budget, allocation = allocate(
             trees, view, batch.reqs, self.planner, self._levels, self.config.min_drafts
         )
-        plan = build_verify_plan(
-            trees,
-            allocation,
-            anchors=batch.spec_info.bonus_tokens.to(torch.int64),
-            prefix_lens=batch.seq_lens.to(torch.int64),
-        )
+        plan = verify_plan(trees, allocation, batch)
         target, slots = self._run_target(batch, plan, view, drafted=bool(rows))
         accepted, cut_short = self._accept(batch, plan, target, view)
         commit_kv(self.token_to_kv_pool_allocator.get_kvcache(), plan, slots, accepted)
@@ -246,7 +240,7 @@ class TetrisWorker(EAGLEWorkerV2):
         self._learn(done)
         self.planner.next_round(view.load)
         state = self._drafting.after_round(
-            batch, done, self.planner.plan, target.hidden_states
+            batch, done, self.planner.plan, target.hidden_states, slots
         )
         target.hidden_states = None
         self._clock.end(view.load)

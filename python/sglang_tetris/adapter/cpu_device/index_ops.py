@@ -1,8 +1,10 @@
-"""SGLang's slot and token bookkeeping in torch, for a device without Triton.
+"""SGLang's slot and token bookkeeping for the CPU, which has no Triton.
 
 Each function has the signature of the one it stands in for (see ``hooks``).
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -83,7 +85,7 @@ def assign_req_to_token_pool(
 ) -> None:
     """Write slots to positions ``start_offset[r] .. end_offset[r] - 1``."""
     rows, columns = _ragged_index(req_pool_indices, start_offset, end_offset)
-    req_to_token[rows, columns] = out_cache_loc[: rows.numel()].to(req_to_token.dtype)
+    req_to_token.numpy()[rows, columns] = out_cache_loc[: len(rows)].numpy()
 
 
 def last_loc(
@@ -116,12 +118,15 @@ def gather_spec_extras(
 
 def _ragged_index(
     req_rows: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of every position ``starts[r] .. ends[r] - 1``, in order."""
-    lens = (ends - starts).to(torch.int64)
-    before = torch.cumsum(lens, dim=0) - lens
-    shift = (starts - before).repeat_interleave(lens)
-    return req_rows.repeat_interleave(lens), torch.arange(shift.numel()) + shift
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row and column of every position ``starts[r] .. ends[r] - 1``, in order.
+
+    In NumPy, whose calls on a few numbers take a tenth of torch's.
+    """
+    begins = starts.numpy().astype(np.int64)
+    lens = ends.numpy() - begins
+    shift = (begins - lens.cumsum() + lens).repeat(lens)
+    return req_rows.numpy().repeat(lens), np.arange(len(shift)) + shift
 
 
 def _ragged_read(
@@ -131,4 +136,4 @@ def _ragged_read(
     ends: torch.Tensor,
 ) -> torch.Tensor:
     rows, columns = _ragged_index(req_rows, starts, ends)
-    return req_to_token[rows, columns].to(torch.int64)
+    return torch.from_numpy(req_to_token.numpy()[rows, columns].astype(np.int64))

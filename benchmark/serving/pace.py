@@ -1,6 +1,6 @@
 """What a round costs under each arm, by turns of some seconds: finer than run.py.
 
-    python benchmark/serving/pace.py [--turns 15] [--concurrency 1 4 16] [--arms ...]
+    python benchmark/serving/pace.py [--turns 6] [--concurrency 1 4 16] [--arms ...]
 
 By default the arms are those whose drafts are worth nothing: no speculation, with and
 without overlap scheduling, TETRIS told to draft nothing, and TETRIS auto with a
@@ -8,10 +8,11 @@ scrambled draft, which finds that out. All servers are started first; from then 
 runs and the others are stopped (SIGSTOP), so that none takes processor time from
 another. A turn of an arm answers N requests of 40 tokens at once; its pace is the time
 per token after the first 8, when all prompts have been read, the median of its
-requests. Arms are compared within a turn, with no speculation, since the
-machine drifts. One bias is left: of two alike servers the one that was started first
-has been seen some per cent faster, so a result needs both orders (`--arms` is also the
-order of starting). Prompts are run.py's. Writes results/NAME.json.
+requests. Arms are compared within a turn, with no speculation, since the machine
+drifts. Of two alike servers the one that was started first is some per cent faster, and
+any server is faster or slower than its own next start; so all are started as often as
+there are arms, each arm once as the first, and what is shown is the geometric mean of
+these starts' medians. Prompts are run.py's. Writes results/NAME.json.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from rich.table import Table
 from provenance import provenance, utc_now
 from run import write_dataset
 from sglang_tetris.tools.arms import ARM_NAMES, COST_ARM_NAMES, PLAIN, make_arm
-from sglang_tetris.tools.prepare_model import prepare
+from sglang_tetris.tools.prepare_model import PreparedModels, prepare
 from sglang_tetris.tools.server_process import (
     ServerError,
     ServerProcess,
@@ -52,7 +53,7 @@ RESAMPLES = 2000
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and write; 0, or 1 after a message on standard error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=6, help="of each start")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument(
         "--arms",
@@ -67,18 +68,14 @@ def main(arguments: list[str] | None = None) -> int:
     exit_on_signals()
     origin = provenance()
     models = prepare()
+    paces = []
     try:
-        with contextlib.ExitStack() as stack:
-            logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            prompts = write_dataset(models.target, logs / "prompts.jsonl")
-            servers = {}
-            for name in options.arms:
-                log_path = logs / f"{name}.log"
-                flags = make_arm(name, models).flags
-                server = stack.enter_context(running_server(flags, log_path=log_path))
-                stack.enter_context(stopped(server))
-                servers[name] = server
-            paces = measure(servers, prompts, options.concurrency, options.turns)
+        for start in range(len(options.arms)):
+            order = options.arms[start:] + options.arms[:start]
+            with started(order, models) as (servers, prompts):
+                found = measure(servers, prompts, options.concurrency, options.turns)
+            paces += [{"start": start, **record} for record in found]
+            print(f"start {start + 1} of {len(options.arms)} is done", flush=True)
     except KeyboardInterrupt:
         return 130
     except (ServerError, OSError) as error:
@@ -92,6 +89,24 @@ def main(arguments: list[str] | None = None) -> int:
     path = RESULTS / f"{options.name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+@contextlib.contextmanager
+def started(
+    arms: list[str], models: PreparedModels
+) -> Iterator[tuple[dict[str, ServerProcess], list[str]]]:
+    """Start the arms' servers in this order, all held still; prompts beside them."""
+    with contextlib.ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        prompts = write_dataset(models.target, logs / "prompts.jsonl")
+        servers = {}
+        for name in arms:
+            log_path = logs / f"{name}.log"
+            flags = make_arm(name, models).flags
+            server = stack.enter_context(running_server(flags, log_path=log_path))
+            stack.enter_context(stopped(server))
+            servers[name] = server
+        yield servers, prompts
 
 
 @contextlib.contextmanager
@@ -170,23 +185,33 @@ def _request(url: str, text: str) -> float:
 
 
 def summarise(records: list[dict]) -> list[dict[str, object]]:
-    """Return, per concurrency and arm, its time over no speculation's, with a 95 %
-    bootstrap interval of the median over turns."""
+    """Return, per concurrency and arm, its time over no speculation's.
+
+    That is the geometric mean over starts of the median over turns, with the 95 %
+    bootstrap interval over turns.
+    """
     rng = np.random.default_rng(0)
-    names = [name for name in records[0] if name not in ("concurrency", "turn")]
+    names = [n for n in records[0] if n not in ("start", "concurrency", "turn")]
     rows = []
     for concurrency in dict.fromkeys(record["concurrency"] for record in records):
         here = [record for record in records if record["concurrency"] == concurrency]
         for name in names:
-            ratios = np.array([record[name] / record[PLAIN] for record in here])
-            drawn = np.median(rng.choice(ratios, (RESAMPLES, len(ratios))), axis=1)
-            low, high = np.quantile(drawn, [0.025, 0.975])
+            starts: dict[int, list[float]] = {}
+            for record in here:
+                ratio = record[name] / record[PLAIN]
+                starts.setdefault(record["start"], []).append(ratio)
+            medians = [np.median(ratios) for ratios in starts.values()]
+            drawn = [
+                np.median(rng.choice(ratios, (RESAMPLES, len(ratios))), axis=1)
+                for ratios in starts.values()
+            ]
+            low, high = np.quantile(np.exp(np.log(drawn).mean(0)), [0.025, 0.975])
             rows.append(
                 {
                     "concurrency": concurrency,
                     "arm": name,
                     "ms_per_token": statistics.median(r[name] for r in here),
-                    "over_plain": float(np.median(ratios)),
+                    "over_plain": float(np.exp(np.log(medians).mean())),
                     "interval": [float(low), float(high)],
                 }
             )

@@ -18,6 +18,11 @@ there. From the estimates follows, for any depth d and R drafting requests, the 
 
 which is what the best `num_drafts[i]` drafts of a batch yield. Bins are equal in log
 survival; a bin remembers the sum of its values.
+
+Survivals are remembered as they were believed then, by a calibrator that may have known
+nothing yet. So what was verified is remembered beside them, and where even two standard
+deviations more than was correct would be less than was expected, all are scaled down to
+that.
 """
 
 import numpy as np
@@ -59,6 +64,8 @@ class SurvivalProfile:
         self._long_run = _Histogram(max_depth)
         # The long run's sums of the depth above, from the rounds that drafted both.
         self._above = np.zeros(max_depth)
+        # Of the verified drafts behind the recent mean.
+        self._expected = self._correct = 0.0
 
     def add(
         self,
@@ -66,8 +73,13 @@ class SurvivalProfile:
         depths: npt.NDArray[np.int64],
         *,
         drafted_depth: int,
+        num_expected: float = 0.0,
+        num_correct: int = 0,
     ) -> None:
-        """Take in one round's trees, `[requests, nodes]`; depth 0 marks padding."""
+        """Take in one round's trees, `[requests, nodes]`; depth 0 marks padding.
+
+        num_expected  the sum of the verified drafts' survival; num_correct of them were
+        """
         requests = survival.shape[0]
         if requests == 0 or drafted_depth == 0:
             return
@@ -89,13 +101,18 @@ class SurvivalProfile:
             histogram.counts += counts
             histogram.sums += sums
             histogram.requests[top] += requests
+        self._expected = keep_recent * self._expected + num_expected
+        self._correct = keep_recent * self._correct + num_correct
         above = np.append(requests, sums.sum(1)[:-1])
         self._above[top] = keep_long * self._above[top] + above[top]
 
     def fade(self, depth: int) -> None:
         """Count a round in which nothing deeper than `depth` was drafted."""
         below = slice(depth, None)
-        self._recent.scale(below, 1.0 - 1.0 / _RECENT)
+        keep = 1.0 - 1.0 / _RECENT
+        self._recent.scale(below, keep)
+        if depth == 0:
+            self._expected, self._correct = keep * self._expected, keep * self._correct
         self._long_run.scale(below, 1.0 - 1.0 / _UNUSED_ROUNDS)
         self._above[below] *= 1.0 - 1.0 / _UNUSED_ROUNDS
 
@@ -130,9 +147,14 @@ class SurvivalProfile:
             estimate = float(found[depth] + _USUAL * usual) / float(weight[depth, 0])
         sums = (recent.sums + _USUAL * usual_sums) / weight
         sums *= 1.0 + _DOUBT * (1.0 - np.minimum(remembered / _ENOUGH, 1.0))
-        sums = np.minimum(sums, counts)
+        sums = self._believed() * np.minimum(sums, counts)
         drafts = num_drafting * counts.cumsum(0).cumsum(1)
         correct = num_drafting * sums.cumsum(0).cumsum(1)
         # Empty bins repeat their neighbour, which is harmless.
         none = np.zeros((self.max_depth, 1))
         return np.hstack([none, drafts]), np.hstack([none, correct])
+
+    def _believed(self) -> float:
+        """Return the share of the remembered survival that can be true."""
+        possible = self._correct + 2.0 * (self._correct + 1.0) ** 0.5 + 1.0
+        return min(1.0, possible / max(self._expected, 1e-12))

@@ -32,10 +32,14 @@ DEAR_ROWS = replace(
 
 @dataclass
 class Bench:
-    """Runs rounds; `accept` is the share of drafts that are correct given the path."""
+    """Runs rounds; `accept` is the share of drafts that are correct given the path.
+
+    claimed is what the drafts' survival says instead, where it is not true.
+    """
 
     table: CostTable
     accept: float
+    claimed: float | None = None
     max_depth: int = 4
     noise: float = 0.03
     profile: CostTable | None = None
@@ -80,7 +84,8 @@ class Bench:
         return plan
 
     def draft(self, plan: RoundPlan, load: Load, drafting: int) -> tuple[int, int]:
-        survival = np.full((drafting, plan.depth), self.accept, np.float32).cumprod(1)
+        claimed = self.accept if self.claimed is None else self.claimed
+        survival = np.full((drafting, plan.depth), claimed, np.float32).cumprod(1)
         values = np.sort(survival.ravel())[::-1].astype(np.float64)
         budget = self.policy.draft_budget(plan, load, values)
         # Level by level, request by request: the order of survival.
@@ -212,6 +217,27 @@ def test_a_draft_that_is_never_right_costs_next_to_nothing():
     assert bench.speed(4000, 8) > 0.99 * bench.plain_speed(8)
     assert set(depths(bench)[-1000:]) == {0}
     assert depths(bench, "probe"), "it is looked at now and then"
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16])
+def test_drafts_that_are_never_what_they_claim_are_given_up(requests):
+    """However sure they are, and with nothing that corrects their claims."""
+    bench = Bench(CHEAP_ROWS, accept=0.001, claimed=0.7).run(40, requests)
+    assert bench.speed(200, requests) > 0.95 * bench.plain_speed(requests)
+
+
+def test_what_was_believed_of_drafts_while_exploring_is_not_held_on_to():
+    """A calibrator knows after some rounds that they are worth little."""
+    bench = Bench(CHEAP_ROWS, accept=0.001, claimed=0.7).run(16, 16)
+    bench.claimed = 0.02
+    bench.run(40, 1)
+    assert sum(depth > 0 for depth in depths(bench)[-40:]) <= 4
+
+
+@pytest.mark.parametrize("claimed", [0.5, 0.7, 0.9])
+def test_drafts_that_are_better_than_they_claim_are_kept(claimed):
+    bench = Bench(CHEAP_ROWS, accept=0.9, claimed=claimed).run(400, 4)
+    assert depths(bench)[-1] >= 3
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -171,8 +171,13 @@ class AutoPolicy:
             better = float(survival[depths > 0].sum()) > 2.0 * usual
             surprised = many or better
             self._probe_after = _SURPRISED_ROUNDS if surprised else self._affordable
-        counts = {"num_expected": num_expected, "num_correct": num_correct}
-        self.profile.add(survival, depths, drafted_depth=plan.depth, **counts)
+        self.profile.add(
+            survival,
+            depths,
+            drafted_depth=plan.depth,
+            num_expected=num_expected,
+            num_correct=num_correct,
+        )
         if self._last is not None:
             self._last = (self._last[0], self._last[1] + num_correct)
 

@@ -25,6 +25,8 @@ deviations more than was correct would be less than was expected, all are scaled
 that.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -156,5 +158,5 @@ class SurvivalProfile:
 
     def _believed(self) -> float:
         """Return the share of the remembered survival that can be true."""
-        possible = self._correct + 2.0 * (self._correct + 1.0) ** 0.5 + 1.0
+        possible = self._correct + 2.0 * math.sqrt(self._correct + 1.0) + 1.0
         return min(1.0, possible / max(self._expected, 1e-12))

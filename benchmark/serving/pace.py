@@ -165,23 +165,29 @@ def pace(url: str, texts: list[str]) -> float:
 
 
 def _request(url: str, text: str) -> float:
-    params = {"temperature": 0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+    begun = None
+    for count, now in answer(url, text, NUM_TOKENS):
+        if begun is None and count >= NUM_SKIPPED:
+            begun = (now, count)
+    return 1e3 * (now - begun[0]) / (count - begun[1])
+
+
+def answer(url: str, text: str, num_tokens: int) -> list[tuple[int, float]]:
+    """Return the tokens there were at each event of a greedy answer, and when."""
+    params = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
     body = {"text": text, "sampling_params": params, "stream": True}
     request = urllib.request.Request(
         f"{url}/generate",
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    begun = None
+    events = []
     with urllib.request.urlopen(request, timeout=300) as reply:
         for line in reply:
-            if not line.startswith(b"data: {"):
-                continue
-            count = json.loads(line[6:])["meta_info"]["completion_tokens"]
-            last = (time.perf_counter(), count)
-            if begun is None and count >= NUM_SKIPPED:
-                begun = last
-    return 1e3 * (last[0] - begun[0]) / (last[1] - begun[1])
+            if line.startswith(b"data: {"):
+                count = json.loads(line[6:])["meta_info"]["completion_tokens"]
+                events.append((count, time.perf_counter()))
+    return events
 
 
 def summarise(records: list[dict]) -> list[dict[str, object]]:

@@ -1,0 +1,222 @@
+"""What a step takes beside the target's forward: finer than a stopwatch.
+
+    python benchmark/serving/host_time.py [--rounds 2] [--concurrency 1 4 16]
+
+On a machine that is shared with others two starts of one server differ by ten per cent,
+nearly all of it inside the target's forward, which is the same code over the same rows
+in all of these arms: no speculation, TETRIS told to draft nothing, and TETRIS auto with
+a scrambled draft. So the forward is timed apart, by a hook that a plugin made for this
+run sets, and arms are compared by what is left of a step:
+
+    host        from the start of a decode step's forward to the next one's, less it
+    over_plain  1 + (host - host of no speculation) / step of no speculation
+
+Medians over the steps at one batch size, the first of them left out; one server at a
+time, arms in turn within a round; the median over rounds, with the least and the most.
+Steps that auto spends on probing count in `drafted` only. On an accelerator a forward
+returns before it has ended, so this is for the CPU. Writes results/host_time.json.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from pace import answer
+from provenance import provenance, utc_now
+from run import write_dataset
+from sglang_tetris.tools.arms import PLAIN, TETRIS_SCRAMBLED, TETRIS_UNDRAFTED, make_arm
+from sglang_tetris.tools.prepare_model import PreparedModels, prepare
+from sglang_tetris.tools.server_process import (
+    ServerError,
+    exit_on_signals,
+    running_server,
+)
+
+RESULT = Path(__file__).resolve().parent / "results" / "host_time.json"
+ARMS = (PLAIN, TETRIS_UNDRAFTED, TETRIS_SCRAMBLED)
+NUM_TOKENS, NUM_SKIPPED = 400, 100
+OUTPUT = "HOST_TIME_OUTPUT"
+PLUGIN = """\
+import json, os, time
+
+steps = []
+
+
+def timed(original, runner, batch, *args, **kwargs):
+    begun = time.perf_counter()
+    output = original(runner, batch, *args, **kwargs)
+    if not runner.is_draft_worker:
+        mode = batch.forward_mode.name
+        steps.append((mode, batch.batch_size, begun, time.perf_counter()))
+        if len(steps) >= 50:
+            with open(os.environ["HOST_TIME_OUTPUT"], "a") as file:
+                file.writelines(json.dumps(step) + "\\n" for step in steps)
+            steps.clear()
+    return output
+
+
+def register():
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    target = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
+    HookRegistry.register(target, timed, HookType.AROUND)
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print and write; 0, or 1 after a message on standard error."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[16, 1, 4])
+    options = parser.parse_args(arguments)
+    exit_on_signals()
+    origin = provenance()
+    models = prepare()
+    found = []
+    try:
+        with tempfile.TemporaryDirectory() as folder, plugged_in(Path(folder)):
+            for turn in range(options.rounds):
+                first = turn % len(ARMS)
+                for arm in ARMS[first:] + ARMS[:first]:
+                    steps = measure(arm, models, Path(folder), options.concurrency)
+                    for size in options.concurrency:
+                        row = {"round": turn, "arm": arm, "concurrency": size}
+                        found.append(row | step_times(steps, size))
+    except KeyboardInterrupt:
+        return 130
+    except (ServerError, OSError) as error:
+        print(f"host_time: {error}", file=sys.stderr)
+        return 1
+    origin["finished"] = utc_now()
+    rows = summarise(found)
+    show(rows)
+    record = {"provenance": origin, "settings": vars(options)}
+    record |= {"summary": rows, "rounds": found}
+    RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+@contextmanager
+def plugged_in(folder: Path) -> Iterator[None]:
+    """Let servers find the plugin, by an entry point in a folder of their path."""
+    (folder / "host_time_plugin.py").write_text(PLUGIN, encoding="utf-8")
+    info = folder / "host_time_plugin-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: host-time-plugin\nVersion: 0\n")
+    entry = "[sglang.srt.plugins]\nhost_time = host_time_plugin:register\n"
+    (info / "entry_points.txt").write_text(entry)
+    before = os.environ.get("PYTHONPATH")
+    path = [str(folder), *([before] if before else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def measure(
+    arm: str, models: PreparedModels, folder: Path, concurrencies: list[int]
+) -> list[tuple]:
+    """Return (mode, requests, begin, end) of the target's forwards, in order."""
+    path = folder / "steps.jsonl"
+    path.unlink(missing_ok=True)
+    os.environ[OUTPUT] = str(path)
+    prompts = write_dataset(models.target, folder / "prompts.jsonl")
+    flags = make_arm(arm, models).flags
+    with running_server(flags, log_path=folder / "server.log") as server:
+        for size in concurrencies:
+            with ThreadPoolExecutor(size) as pool:
+                texts = prompts[:size]
+                list(pool.map(lambda t: answer(server.url, t, NUM_TOKENS), texts))
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [tuple(json.loads(line)) for line in lines]
+
+
+def step_times(steps: list[tuple], size: int) -> dict[str, float]:
+    """Return medians in milliseconds, over decode steps followed by another one.
+
+    drafted is the share of the steps of this size that verified drafts.
+    """
+    here = [i for i, (mode, rows, *_) in enumerate(steps) if rows == size]
+    here = [i for i in here if steps[i][0] != "EXTEND"][NUM_SKIPPED:]
+    pairs = [
+        (steps[i], steps[i + 1])
+        for i in here
+        if i + 1 < len(steps)
+        and steps[i][:2] == steps[i + 1][:2]
+        and steps[i][0] == "DECODE"
+    ]
+    forward = statistics.median(end - begin for (_, _, begin, end), _ in pairs)
+    period = statistics.median(after[2] - step[2] for step, after in pairs)
+    host = statistics.median(after[2] - step[3] for step, after in pairs)
+    drafted = sum(steps[i][0] != "DECODE" for i in here) / len(here)
+    return {
+        "forward_ms": 1e3 * forward,
+        "period_ms": 1e3 * period,
+        "host_ms": 1e3 * host,
+        "drafted": drafted,
+    }
+
+
+def summarise(found: list[dict]) -> list[dict[str, object]]:
+    """Return per concurrency and arm what it adds to a step of no speculation."""
+    plain = {(r["round"], r["concurrency"]): r for r in found if r["arm"] == PLAIN}
+    rows = []
+    for size in sorted({row["concurrency"] for row in found}):
+        for arm in ARMS:
+            own = [r for r in found if (r["arm"], r["concurrency"]) == (arm, size)]
+            ratios = []
+            for row in own:
+                base = plain[row["round"], size]
+                more = row["host_ms"] - base["host_ms"]
+                ratios.append(1 + more / base["period_ms"])
+            middle = {
+                name: statistics.median(row[name] for row in own)
+                for name in ("forward_ms", "host_ms", "drafted")
+            }
+            rows.append(
+                {
+                    "concurrency": size,
+                    "arm": arm,
+                    **middle,
+                    "over_plain": statistics.median(ratios),
+                    "range": [min(ratios), max(ratios)],
+                }
+            )
+    return rows
+
+
+def show(rows: list[dict]) -> None:
+    """Print the summary."""
+    table = Table(title="a step beside the target's forward")
+    names = "at once", "arm", "forward ms", "host ms", "step over plain", "drafted"
+    for name in names:
+        table.add_column(name)
+    for row in rows:
+        low, high = row["range"]
+        table.add_row(
+            str(row["concurrency"]),
+            row["arm"],
+            f"{row['forward_ms']:.2f}",
+            f"{row['host_ms']:.2f}",
+            f"{row['over_plain']:.3f} [{low:.3f}, {high:.3f}]",
+            f"{row['drafted']:.1%}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,9 @@
 """Serve a real model with TETRIS, answer 16 chats at once, and compare: `make demo`.
 
 One server at a time, each in a process tree of its own that is stopped before the next
-one starts, on Ctrl-C and on failure too: TETRIS, no speculation, SGLang's EAGLE with a
-fixed shape. Same model, prompts and temperature 0. One pass each is a demonstration;
-`make bench` measures.
+one starts, on Ctrl-C and on failure too: TETRIS with a fixed budget, TETRIS that finds its
+own, no speculation, SGLang's EAGLE with a fixed shape. Same model, prompts and
+temperature 0. One pass each is a demonstration; `make bench` measures.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from sglang_tetris.tools.arms import (
     DRAFTS,
     PLAIN,
     TETRIS,
+    TETRIS_AUTO,
     TETRIS_BUDGET,
     Arm,
     make_arm,
@@ -193,15 +194,18 @@ def print_comparison(outcomes: Sequence[Outcome]) -> None:
         f"{fastest.tokens_per_s:.1f} tokens/s, {lead:.1%} ahead of "
         f"{second.arm.label}."
     )
+    ours = [by_name[name] for name in (TETRIS, TETRIS_AUTO) if name in by_name]
     same = sum(
-        ours.text == theirs.text
-        for ours, theirs in zip(
-            by_name[TETRIS].answers, by_name[PLAIN].answers, strict=True
+        answer.text == plain_answer.text
+        for outcome in ours
+        for answer, plain_answer in zip(
+            outcome.answers, by_name[PLAIN].answers, strict=True
         )
     )
     console.print(
         f"Answers of TETRIS that equal those without speculation: {same} of "
-        f"{len(outcomes[0].answers)} (in bfloat16 rounding can part them)."
+        f"{sum(len(outcome.answers) for outcome in ours)} "
+        "(in bfloat16 rounding can part them)."
     )
 
 
@@ -222,7 +226,10 @@ def main(arguments: list[str] | None = None) -> int:
         with ThreadPoolExecutor(max_workers=1) as pool:
             loading = pool.submit(load_prompts, models.target, 2 * options.requests)
             outcomes = []
-            for name in (TETRIS, PLAIN, CHAIN):
+            names = [TETRIS, TETRIS_AUTO, PLAIN, CHAIN]
+            if options.tetris_budget == "auto":
+                names.remove(TETRIS_AUTO)
+            for name in names:
                 arm = make_arm(
                     name,
                     models,

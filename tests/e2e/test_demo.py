@@ -60,6 +60,9 @@ def test_runs_to_its_end(tmp_path):
     assert rounds > 0
     assert length >= 1
     assert correct <= verified
+    for arm in ("budget 8", "budget auto"):
+        assert re.search(rf"│ TETRIS, {arm} +│ +\d+ │", printed)
+    assert re.search(r"equal those without speculation: \d of 8 ", printed)
     assert re.search(r"Fastest in this run: \S", printed)
     assert servers_logging_to(tmp_path) == []
 

@@ -1,8 +1,8 @@
 """Serve a real model with TETRIS, answer 16 chats at once, and compare: `make demo`.
 
 One server at a time, each in a process tree of its own that is stopped before the next
-one starts, on Ctrl-C and on failure too: TETRIS with a fixed budget, TETRIS that finds its
-own, no speculation, SGLang's EAGLE with a fixed shape. Same model, prompts and
+one starts, on Ctrl-C and on failure too: TETRIS with a fixed budget, TETRIS that finds
+its own, no speculation, SGLang's EAGLE with a fixed shape. Same model, prompts and
 temperature 0. One pass each is a demonstration; `make bench` measures.
 """
 

@@ -8,13 +8,15 @@ in all of these arms: no speculation, TETRIS told to draft nothing, and TETRIS a
 a scrambled draft. So the forward is timed apart, by a hook that a plugin made for this
 run sets, and arms are compared by what is left of a step:
 
-    host        from the start of a decode step's forward to the next one's, less it
-    over_plain  1 + (host - host of no speculation) / step of no speculation
+    host        from the end of a plain decode step's forward to the next one's start
+    over_plain  an undrafted step relative to one of no speculation, as if both had the
+                same forward: (1 + host / forward) over the same of no speculation
+    probing     what drafted steps took beyond undrafted ones, as a share of the time
 
 Medians over the steps at one batch size, the first of them left out; one server at a
 time, arms in turn within a round; the median over rounds, with the least and the most.
-Steps that auto spends on probing count in `drafted` only. On an accelerator a forward
-returns before it has ended, so this is for the CPU. Writes results/host_time.json.
+On an accelerator a forward returns before it has ended, so this is for the CPU. Writes
+results/host_time.json.
 """
 
 import argparse
@@ -26,6 +28,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -146,46 +149,46 @@ def measure(
 
 
 def step_times(steps: list[tuple], size: int) -> dict[str, float]:
-    """Return medians in milliseconds, over decode steps followed by another one.
+    """Return medians in milliseconds, and what drafted steps took beyond undrafted.
 
-    drafted is the share of the steps of this size that verified drafts.
+    Every step counts that no prompt and no change of the batch followed.
     """
-    here = [i for i, (mode, rows, *_) in enumerate(steps) if rows == size]
-    here = [i for i in here if steps[i][0] != "EXTEND"][NUM_SKIPPED:]
-    pairs = [
-        (steps[i], steps[i + 1])
-        for i in here
-        if i + 1 < len(steps)
-        and steps[i][:2] == steps[i + 1][:2]
-        and steps[i][0] == "DECODE"
-    ]
-    forward = statistics.median(end - begin for (_, _, begin, end), _ in pairs)
-    period = statistics.median(after[2] - step[2] for step, after in pairs)
-    host = statistics.median(after[2] - step[3] for step, after in pairs)
-    drafted = sum(steps[i][0] != "DECODE" for i in here) / len(here)
+    here = [
+        (step, after)
+        for step, after in pairwise(steps)
+        if step[1] == after[1] == size and "EXTEND" not in (step[0], after[0])
+    ][NUM_SKIPPED:]
+    plain, others = [], []
+    for pair in here:
+        modes = {step[0] for step in pair}
+        (plain if modes == {"DECODE"} else others).append(pair)
+    usual_s = statistics.median(after[2] - step[2] for step, after in plain)
+    # The draft runs before the forward that verifies, and reads after it.
+    more_s = sum(after[2] - step[2] - usual_s for step, after in others)
+    forward = statistics.median(step[3] - step[2] for step, _ in plain)
     return {
         "forward_ms": 1e3 * forward,
-        "period_ms": 1e3 * period,
-        "host_ms": 1e3 * host,
-        "drafted": drafted,
+        "host_ms": 1e3 * statistics.median(after[2] - step[3] for step, after in plain),
+        "drafted": sum(step[0] != "DECODE" for step, _ in here) / len(here),
+        "probing": more_s / (usual_s * len(here)),
     }
 
 
 def summarise(found: list[dict]) -> list[dict[str, object]]:
     """Return per concurrency and arm what it adds to a step of no speculation."""
+
+    def step(row: dict) -> float:
+        return 1.0 + row["host_ms"] / row["forward_ms"]
+
     plain = {(r["round"], r["concurrency"]): r for r in found if r["arm"] == PLAIN}
     rows = []
     for size in sorted({row["concurrency"] for row in found}):
         for arm in ARMS:
             own = [r for r in found if (r["arm"], r["concurrency"]) == (arm, size)]
-            ratios = []
-            for row in own:
-                base = plain[row["round"], size]
-                more = row["host_ms"] - base["host_ms"]
-                ratios.append(1 + more / base["period_ms"])
+            ratios = [step(row) / step(plain[row["round"], size]) for row in own]
             middle = {
                 name: statistics.median(row[name] for row in own)
-                for name in ("forward_ms", "host_ms", "drafted")
+                for name in ("forward_ms", "host_ms", "drafted", "probing")
             }
             rows.append(
                 {
@@ -202,9 +205,9 @@ def summarise(found: list[dict]) -> list[dict[str, object]]:
 def show(rows: list[dict]) -> None:
     """Print the summary."""
     table = Table(title="a step beside the target's forward")
-    names = "at once", "arm", "forward ms", "host ms", "step over plain", "drafted"
-    for name in names:
-        table.add_column(name)
+    names = "at once", "arm", "forward ms", "host ms", "step over plain"
+    for name in (*names, "drafted", "probing"):
+        table.add_column(name, no_wrap=True)
     for row in rows:
         low, high = row["range"]
         table.add_row(
@@ -214,8 +217,10 @@ def show(rows: list[dict]) -> None:
             f"{row['host_ms']:.2f}",
             f"{row['over_plain']:.3f} [{low:.3f}, {high:.3f}]",
             f"{row['drafted']:.1%}",
+            f"{row['probing']:.1%}",
         )
-    Console().print(table)
+    # A pipe or a log file has no width; 80 columns would cut the table.
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
 
 
 if __name__ == "__main__":

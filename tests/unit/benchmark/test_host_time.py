@@ -36,31 +36,42 @@ def run_of(
 
 def test_only_decode_steps_of_the_size_that_follow_each_other_count(host_time) -> None:
     steps = run_of(200, forward=0.040, host=0.002)
-    # A prompt that came in between, steps of fewer requests, and a probe.
+    # A prompt that came in between, and steps of fewer requests.
     steps += [("EXTEND", 1, 50.0, 51.0), ("DECODE", 3, 60.0, 61.0)]
-    steps += [("TARGET_VERIFY", 4, 70.0, 75.0)] * 2
     steps += run_of(8, forward=0.040, host=0.002, begin=100.0)
     found = host_time.step_times(steps, 4)
     assert found["forward_ms"] == pytest.approx(40)
     assert found["host_ms"] == pytest.approx(2)
-    assert found["period_ms"] == pytest.approx(42)
-    assert found["drafted"] == pytest.approx(2 / 110)
+    assert found["drafted"] == 0
+    assert found["probing"] == 0
 
 
-def test_a_slower_forward_says_nothing_about_an_arm(host_time) -> None:
+def test_what_drafted_steps_take_beyond_others_is_counted_apart(host_time) -> None:
+    steps = run_of(201, forward=0.040, host=0.002)
+    # The draft takes 10 ms before the verify, 20 ms dearer, and 5 ms after it.
+    end = steps[-1][3]
+    steps.append(("TARGET_VERIFY", 4, end + 0.012, end + 0.072))
+    steps += run_of(99, forward=0.040, host=0.002, begin=end + 0.079)
+    found = host_time.step_times(steps, 4)
+    assert found["host_ms"] == pytest.approx(2)
+    assert found["drafted"] == pytest.approx(1 / 200)
+    assert found["probing"] == pytest.approx(35 / 42 / 200)
+
+
+def test_a_slower_machine_says_nothing_about_an_arm(host_time) -> None:
     plain, undrafted, scrambled = host_time.ARMS
     found = []
     for turn, forward in enumerate((30.0, 60.0)):
         for arm, host in ((plain, 2.0), (undrafted, 3.0), (scrambled, 2.0)):
-            slower = forward if arm == plain else 1.3 * forward
-            times = {"forward_ms": slower, "host_ms": host, "drafted": 0.0}
-            times["period_ms"] = slower + host
+            slower = 1.0 if arm == plain else 1.3
+            times = {"forward_ms": slower * forward, "host_ms": slower * host}
+            times |= {"drafted": 0.0, "probing": 0.0}
             found.append({"round": turn, "arm": arm, "concurrency": 1, **times})
     rows = {row["arm"]: row for row in host_time.summarise(found)}
     assert rows[plain]["over_plain"] == 1
-    assert rows[scrambled]["over_plain"] == 1
+    assert rows[scrambled]["over_plain"] == pytest.approx(1)
     low, high = rows[undrafted]["range"]
-    assert (low, high) == pytest.approx((1 + 1 / 62, 1 + 1 / 32))
+    assert (low, high) == pytest.approx((63 / 62, 33 / 32))
     assert rows[undrafted]["over_plain"] == pytest.approx((low + high) / 2)
 
 

@@ -8,7 +8,8 @@ its own decayed sums, for each kind of step
     A_j = decay * A_j + w x x',   b_j = decay * b_j + w x y
 
 so that what was learnt at one load is not forgotten at another. Errors are relative (x
-and y are divided by the time), and outliers weigh less by Huber's rule. Steps of
+and y are divided by the time), and outliers weigh less by Huber's rule; a segment's
+first samples are held against each other (core.first_samples). Steps of
 another kind (the target's verify beside its decode) share all that, and cost a constant
 and so much per row more. What is asked for follows from
 
@@ -32,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_tetris.core.cost_table import CostTable
+from sglang_tetris.core.first_samples import FirstSamples
 from sglang_tetris.core.robust_fit import nonnegative_quadratic
 
 Reals = npt.NDArray[np.float64]
@@ -81,6 +83,7 @@ class RecursiveFit:
         self._squares = np.zeros((*bins, columns, columns))
         self._products = np.zeros((*bins, columns))
         self._weights = np.zeros(bins)
+        self._first: dict[tuple[int, ...], FirstSamples] = {}
         # Sums over all bins, kept up to date with them.
         self._all_squares = np.zeros((columns, columns))
         self._all_products = np.zeros(columns)
@@ -181,8 +184,13 @@ class RecursiveFit:
             weights = np.array([self._weight(error) for error in errors.tolist()])
         places = kinds * len(KNOTS) + _segments(tokens)
         for place in np.unique(places).tolist():
-            at = divmod(place, len(KNOTS))
-            self._add(features[places == place], weights[places == place], at)
+            at, here = divmod(place, len(KNOTS)), places == place
+            first = self._first.setdefault(at, FirstSamples())
+            if first.is_full:
+                self._add(features[here], weights[here], at, keep=self._decay)
+                continue
+            first.add(features[here], rows[here, 4])
+            self._add(*first.weighed(weights[here][0]), at, keep=0.0)
 
     def _weight(self, error: float) -> float:
         """Return a sample's weight, and follow the usual size of the errors."""
@@ -206,11 +214,17 @@ class RecursiveFit:
             features += [ours, ours * tokens[:, None]]
         return np.hstack(features)
 
-    def _add(self, features: Reals, weights: Reals, at: tuple[int, int]) -> None:
-        """Add steps of one segment, in order; features divided by the times."""
+    def _add(
+        self, features: Reals, weights: Reals, at: tuple[int, int], *, keep: float
+    ) -> None:
+        """Add steps of one segment, in order; features divided by the times.
+
+        keep  weight that earlier steps keep when one more arrives; 0 = these are all
+        """
         count = len(weights)
-        weights = weights * self._decay ** np.arange(count - 1, -1, -1)
-        keep = self._decay**count
+        if keep:
+            weights = weights * keep ** np.arange(count - 1, -1, -1)
+        keep = keep**count
         weighted = features * weights[:, None]
         lost = 1.0 - keep
         squares = features.T @ weighted - lost * self._squares[at]

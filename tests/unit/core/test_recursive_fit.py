@@ -159,3 +159,16 @@ def test_a_time_that_is_none_is_refused_and_changes_nothing(time_s):
 def test_the_decay_is_a_share():
     with pytest.raises(ValueError, match="decay"):
         RecursiveFit(decay=1.0)
+
+
+@pytest.mark.parametrize("slow", [(0,), (0, 1), (2,), (0, 3, 5)])
+def test_a_servers_first_steps_may_be_slow(slow):
+    """The rest are right: within 4 % of the truth, with noise of 3 %."""
+    fit, rng = RecursiveFit(), np.random.default_rng(0)
+    for number in range(12):
+        rows = (48, 16, 32)[number % 3]
+        measured = time_s(TRUE, rows) * float(np.exp(rng.normal(0, 0.03)))
+        measured *= 4 if number in slow else 1
+        fit.update(tokens=rows, batch_size=8, total_kv_tokens=1000, time_s=measured)
+    for rows in (16, 32, 48, 64):
+        assert learnt_s(fit, rows) == pytest.approx(time_s(TRUE, rows), rel=0.04)

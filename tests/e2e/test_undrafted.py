@@ -149,19 +149,50 @@ def test_a_gap_changes_no_token_and_is_never_read(
         assert without[key] == spoiled[key], "an unwritten slot was read"
 
 
-@pytest.mark.server("self-chain")
-def test_budget_0_drafts_nothing_and_costs_no_draft_forward(
-    pool: ServerPool, model_root: Path
+@pytest.mark.parametrize("shape", ["eagle-tree", "standalone-chain"])
+def test_budget_0_drafts_nothing_and_runs_no_draft_forward(
+    pool: ServerPool, model_root: Path, shape: str
 ) -> None:
-    target = models.make_target(model_root)
-    server = pool.get(target, tetris_flags(target))
+    server, trace = start(pool, model_root, shape, kept=512)
     set_budget(server, "0")
-    before = tetris_info(server)["totals"]
+    server.flush_cache()
+    before, begin = tetris_info(server)["totals"], num_lines(trace)
     (reply,) = server.generate(prompts(1), max_new_tokens=20)
     after = tetris_info(server)
     assert after["plan"] == {"depth": 0, "reason": "fixed"}
     assert after["totals"]["num_proposed_drafts"] == before["num_proposed_drafts"]
     assert reply["meta_info"]["spec_verify_ct"] == 19
+    rounds = [json.loads(text) for text in trace.read_text().splitlines()[begin:]]
+    assert len(rounds) == 19
+    phases = {lap[0] for line in rounds for lap in line["laps"]}
+    assert phases == {"prompt", "decode", "sample_greedy", "outside"}
+
+
+@pytest.mark.server("self-chain")
+def test_a_prompt_that_the_draft_did_not_read_is_read_when_drafting_begins(
+    pool: ServerPool, model_root: Path
+) -> None:
+    """Draft = target: every verified draft is right, also just after the change.
+
+    Six prompts of less than the 64 tokens that are kept.
+    """
+    target = models.make_target(model_root)
+    wanted = pool.plain(target, prompts(6), max_new_tokens=40)
+    server = pool.get(target, tetris_flags(target))
+    server.flush_cache()
+    set_budget(server, "0")
+    # Its rounds are over in a second or two; the budget changes in between.
+    timer = threading.Timer(0.1, set_budget, args=(server, "3x"))
+    timer.start()
+    try:
+        replies = server.generate(prompts(6), max_new_tokens=40)
+    finally:
+        timer.join()
+    assert_same_tokens([r["output_ids"] for r in replies], wanted, prompts(6))
+    verified = [r["meta_info"]["spec_num_verify_drafts"] for r in replies]
+    correct = [r["meta_info"]["spec_num_correct_drafts"] for r in replies]
+    assert sum(verified) > 0
+    assert correct == verified
 
 
 @pytest.mark.server("self-chain")
@@ -197,6 +228,7 @@ def test_a_trace_has_prompt_steps_and_no_warm_up(
 ) -> None:
     server, trace = start(pool, model_root, "eagle-tree", kept=512)
     server.flush_cache()
+    set_budget(server, "1x")
     begin = num_lines(trace)
     server.generate([list(range(5, 25))], max_new_tokens=4)
     header, *lines = [json.loads(line) for line in trace.read_text().splitlines()]

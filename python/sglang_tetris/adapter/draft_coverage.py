@@ -12,9 +12,10 @@ so the marks follow the text into the radix cache and to whoever hits it there: 
 whose cached part has unmarked slots starts after the last of them.
 
 While nothing is drafted, the last `kept_tokens` entries of each request are kept in a
-ring. When drafting begins again they go through the draft at once. A request that
-emitted more than that has a gap, and starts after it. Rounds are put there, and their
-slots unmarked, some at a time, since each time costs a round without drafts some 1 %.
+ring, those of its prompt too where the draft did not read it. When drafting begins
+again they go through the draft at once. A request that has more text than that since
+then has a gap, and starts after it. Rounds are put there, and their slots unmarked,
+some at a time, since each time costs a round without drafts some 1 %.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sglang_tetris.adapter.attention.cpu import CpuAttentionBackend
+from sglang_tetris.adapter.draft_rows import entries_of, ragged
 
 _MOST_ROUNDS = 16  # that are put into the ring at a time
 
@@ -57,7 +59,8 @@ class _Round(NamedTuple):
 class DraftCoverage:
     """See the module. Rows are those of SGLang's `req_to_token`; one per worker.
 
-    starts  [rows] int64 on the device, for the draft's attention
+    starts        [rows] int64 on the device, for the draft's attention
+    takes_starts  whether that attention can start within a request
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class DraftCoverage:
         self.starts = torch.zeros(rows, dtype=torch.int64, device=device)
         self._pool = req_to_token_pool
         self._kept = kept_tokens
-        self._takes_starts = takes_starts
+        self.takes_starts = takes_starts
         self._written = torch.zeros(num_slots, dtype=torch.bool, device=device)
         self._covered = [0] * rows
         self._has_start = [False] * rows
@@ -105,7 +108,7 @@ class DraftCoverage:
         Not so if only a later part could be read and the draft's attention cannot
         start anywhere but at the beginning.
         """
-        if self._takes_starts:
+        if self.takes_starts:
             return True
         return not self._has_start[row] and seq_len - self._covered[row] <= self._kept
 
@@ -130,6 +133,38 @@ class DraftCoverage:
             at = torch.tensor(rows, device=next_tokens.device)
             columns = torch.tensor([(end - 1) % self._kept for end in ends])
             self._tokens[at, columns.to(at.device)] = next_tokens.to(torch.int64)
+
+    def skip_prompt(
+        self,
+        rows: list[int],
+        begins: list[int],
+        lens: list[int],
+        tokens: torch.Tensor,
+        next_tokens: torch.Tensor,
+        hidden: torch.Tensor | None,
+        slots: torch.Tensor,
+    ) -> None:
+        """Keep the end of each prompt, which the draft does not run over now.
+
+        begins, lens  the part of each prompt that the target ran over; begin_prompt
+                      has seen it
+        tokens, hidden, slots  of these parts, one after another; next_tokens [rows]
+        """
+        self._settle()
+        at = 0
+        for place, (row, begin, length) in enumerate(
+            zip(rows, begins, lens, strict=True)
+        ):
+            end, self._covered[row] = begin + length, begin - self.lead
+            first = max(begin - self.lead, end - self._kept)
+            columns = torch.arange(first, end, device=tokens.device) % self._kept
+            text = torch.cat([tokens[at : at + length], next_tokens[place, None]])
+            self._tokens[row, columns] = text[first + 1 - begin :].to(torch.int64)
+            if hidden is not None:
+                ring = self._hidden_ring(hidden)
+                ring[row, columns] = hidden[at + first - begin : at + length]
+            at += length
+        self._unmark(slots)
 
     def wrote(self, slots: torch.Tensor) -> None:
         """Mark slots whose tokens the draft has just gone through."""
@@ -160,7 +195,7 @@ class DraftCoverage:
         begins = [self._covered[row] + self.lead for row in rows]
         if any(begin > seq for begin, seq in zip(begins, seq_lens, strict=True)):
             begin = torch.tensor(begins).repeat_interleave(torch.tensor(lens))
-            _, entries = _entries(rows, seq_lens, lens)
+            _, entries = entries_of(rows, seq_lens, lens)
             slots = slots[(entries >= begin).to(slots.device)]
         longest = max(lens)
         # In one go no two entries may want the same place of the ring.
@@ -185,7 +220,7 @@ class DraftCoverage:
         device = self._tokens.device
         at = torch.tensor(rows, device=device)
         at = at.repeat_interleave(torch.tensor(lens, device=device))
-        columns = _ragged(first, lens, device) % self._kept
+        columns = ragged(first, lens, device) % self._kept
         hidden = None
         if not self.lead:
             assert self._hidden is not None, "an EAGLE draft's entries carry hidden"
@@ -204,7 +239,7 @@ class DraftCoverage:
         if not self._rounds:
             return
         rounds, self._rounds, self._longest = self._rounds, [], 0
-        places = [_entries(kept.rows, kept.seq_lens, kept.lens) for kept in rounds]
+        places = [entries_of(kept.rows, kept.seq_lens, kept.lens) for kept in rounds]
         at = torch.cat([rows for rows, _ in places])
         columns = torch.cat([entries for _, entries in places]) % self._kept
         device = self._tokens.device
@@ -213,39 +248,24 @@ class DraftCoverage:
         parts = [kept.hidden for kept in rounds if kept.hidden is not None]
         if parts:
             hidden = torch.cat(parts)
-            if self._hidden is None:
-                shape = (len(self._covered), self._kept, *hidden.shape[1:])
-                self._hidden = torch.empty(shape, dtype=hidden.dtype, device=device)
-            self._hidden[at, columns] = hidden
-        unwritten = torch.cat([kept.slots for kept in rounds])
-        self._written[unwritten] = False
+            self._hidden_ring(hidden)[at, columns] = hidden
+        self._unmark(torch.cat([kept.slots for kept in rounds]))
+
+    def _hidden_ring(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._hidden is None:
+            shape = (len(self._covered), self._kept, *hidden.shape[1:])
+            self._hidden = hidden.new_empty(shape)
+        return self._hidden
+
+    def _unmark(self, slots: torch.Tensor) -> None:
+        self._written[slots] = False
         if self.spoil is not None:
-            self.spoil(unwritten)
+            self.spoil(slots)
 
     def _set_start(self, row: int, start: int) -> None:
         if start or self._has_start[row]:
             self.starts[row] = start
             self._has_start[row] = start > 0
-
-
-def _entries(
-    rows: list[int], first: list[int], lens: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the row and the entry of each token, lens[r] tokens of rows[r]."""
-    at = torch.tensor(rows)
-    if len(lens) == sum(lens) and all(lens):  # one each: a round without drafts
-        return at, torch.tensor(first)
-    device = at.device
-    return at.repeat_interleave(torch.tensor(lens)), _ragged(first, lens, device)
-
-
-def _ragged(first: list[int], lens: list[int], device: torch.device) -> torch.Tensor:
-    """`[first[0], first[0] + 1, ..., first[1], ...]`, lens[r] numbers each."""
-    begins = torch.tensor(first, device=device)
-    counts = torch.tensor(lens, device=device)
-    starts = counts.cumsum(0) - counts
-    total = torch.arange(sum(lens), device=device)
-    return total + (begins - starts).repeat_interleave(counts)
 
 
 def make_coverage(draft_worker: Any, kept_tokens: int) -> DraftCoverage:

@@ -88,3 +88,23 @@ def spread(part: torch.Tensor, rows: list[int], bs: int) -> torch.Tensor:
     whole = part.new_zeros((bs, *part.shape[1:]))
     whole[torch.tensor(rows, device=part.device)] = part
     return whole
+
+
+def entries_of(
+    rows: list[int], first: list[int], lens: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row and the entry of each token, lens[r] tokens of rows[r]."""
+    at = torch.tensor(rows)
+    if len(lens) == sum(lens) and all(lens):  # one each: a round without drafts
+        return at, torch.tensor(first)
+    device = at.device
+    return at.repeat_interleave(torch.tensor(lens)), ragged(first, lens, device)
+
+
+def ragged(first: list[int], lens: list[int], device: torch.device) -> torch.Tensor:
+    """`[first[0], first[0] + 1, ..., first[1], ...]`, lens[r] numbers each."""
+    begins = torch.tensor(first, device=device)
+    counts = torch.tensor(lens, device=device)
+    starts = counts.cumsum(0) - counts
+    total = torch.arange(sum(lens), device=device)
+    return total + (begins - starts).repeat_interleave(counts)

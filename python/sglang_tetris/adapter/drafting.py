@@ -65,6 +65,35 @@ class Drafting:
             self.coverage.keep(rows, again, ones, tokens, hidden, slots[last])
         return blank_state(target.next_token_ids, self._topk, sampler.law_size)
 
+    def reads(self, batch: Any, plan: RoundPlan) -> bool:
+        """Return whether the draft runs over the prompts of this step.
+
+        What stands for images or given embeddings cannot be caught up on as tokens.
+        """
+        return (
+            plan.reads_prompts
+            or not self.coverage.takes_starts
+            or batch.input_embeds is not None
+            or any(own is not None for own in batch.multimodal_inputs or ())
+        )
+
+    def skip_prompts(self, batch: Any, target: Any) -> EagleDraftInput:
+        """Keep the end of each prompt part for when the draft is wanted again."""
+        rows = batch.req_pool_indices_cpu.tolist()
+        self.coverage.begin_prompt(rows, batch.prefix_lens)
+        self.coverage.skip_prompt(
+            rows,
+            batch.prefix_lens,
+            batch.extend_lens,
+            batch.input_ids,
+            target.next_token_ids,
+            target.logits_output.hidden_states,
+            batch.out_cache_loc,
+        )
+        sampler = self._worker.sampler
+        law_size = 0 if sampler is None else sampler.law_size
+        return blank_state(target.next_token_ids, self._topk, law_size)
+
     def rows(self, view: RoundView, plan: RoundPlan) -> list[int]:
         """Return the places of the requests that draft in this round."""
         if plan.depth == 0:

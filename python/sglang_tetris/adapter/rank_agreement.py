@@ -40,12 +40,12 @@ class RankAgreement:
         if self._alone:
             assert plan is not None
             return plan
-        numbers = [0] * 5
+        numbers = [0] * 6
         if plan is not None:
             drafting = -1 if plan.num_drafting is None else plan.num_drafting
             numbers = [plan.depth, drafting, plan.draft_budget, plan.least_budget]
-            numbers.append(_REASONS.index(plan.reason))
-        depth, drafting, budget, least, reason = self._numbers(numbers)
+            numbers += [_REASONS.index(plan.reason), int(plan.reads_prompts)]
+        depth, drafting, budget, least, reason, reads = self._numbers(numbers)
         if plan is not None:
             return plan
         return RoundPlan(
@@ -54,6 +54,7 @@ class RankAgreement:
             draft_budget=budget,
             least_budget=least,
             reason=_REASONS[reason],
+            reads_prompts=bool(reads),
         )
 
     def _numbers(self, values: list[int]) -> list[int]:

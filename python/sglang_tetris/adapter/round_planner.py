@@ -34,6 +34,7 @@ class RoundPlanner:
     plan           how the next round is to be run
     draft_always   draft in every round, also where nothing is verified
     lagged         the budget may not look at the round's own drafts
+    always_reads   the draft must read prompts also while nothing is drafted
     """
 
     def __init__(
@@ -46,13 +47,18 @@ class RoundPlanner:
         cost_table: CostTable | None = None,
         draft_always: bool = False,
         lagged: bool = False,
+        always_reads: bool = True,
     ) -> None:
         self.cost = RoundCost(cost_table)
-        self.policy = AutoPolicy(self.cost, max_depth=num_steps, topk=topk)
+        self.policy = AutoPolicy(
+            self.cost, max_depth=num_steps, topk=topk, always_reads=always_reads
+        )
+        self._always_reads = always_reads
         self._num_steps = num_steps
         self._agreement = agreement
         self._draft_always, self._lagged = draft_always, lagged
-        self._announced = cost_table is not None
+        # Of the two log lines about what is not known yet.
+        self._num_announced = 0 if cost_table is None else 2
         self.use(spec)
 
     def __str__(self) -> str:
@@ -147,20 +153,25 @@ class RoundPlanner:
 
     def _fixed_plan(self) -> RoundPlan:
         drafts = self._draft_always or self._spec.value > 0
-        return RoundPlan(depth=self._num_steps if drafts else 0)
+        return RoundPlan(
+            depth=self._num_steps if drafts else 0,
+            reads_prompts=drafts or self._always_reads,
+        )
 
     def _set(self, plan: RoundPlan) -> None:
         self.plan = plan
         reserve.next_round_is_plain(plan.depth == 0)
 
     def _announce(self) -> None:
-        if self._announced:
+        """Say once that costs are being measured, and once that they are known."""
+        if self._num_announced == 2:
             return
         if not self.policy.is_exploring:
             logger.info("TETRIS: what a round costs is known now, %s.", self.why())
-            self._announced = True
-        elif self.policy.num_explored == 1:
+            self._num_announced = 2
+        elif self._num_announced == 0 and self.policy.num_explored:
             logger.info(
                 "TETRIS: no cost table was given (--tetris-cost-table): the first "
                 "rounds draft and decode plainly in turn, to measure what each costs."
             )
+            self._num_announced = 1

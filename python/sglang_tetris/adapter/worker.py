@@ -140,6 +140,8 @@ class TetrisWorker(EAGLEWorkerV2):
             cost_table=self._cost_table,
             draft_always=self.config.draft_always,
             lagged=self.config.verify == "rejection",
+            # Only the CPU device's attention can start after what was not read.
+            always_reads=self.device != "cpu",
         )
 
     @property
@@ -200,8 +202,12 @@ class TetrisWorker(EAGLEWorkerV2):
         self._clock.lap_prompts("prompt", load, tokens=num_tokens)
         kv_loc_plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
-        result.next_draft_input = self._drafting.prompt_step(batch, result, kv_loc_plan)
-        self._clock.lap_prompts("draft_extend", load, tokens=num_tokens)
+        if self._drafting.reads(batch, self.planner.plan):
+            state = self._drafting.prompt_step(batch, result, kv_loc_plan)
+            self._clock.lap_prompts("draft_extend", load, tokens=num_tokens)
+        else:
+            state = self._drafting.skip_prompts(batch, result)
+        result.next_draft_input = state
         return result
 
     def _round(self, batch: Any) -> GenerationBatchResult:

@@ -29,7 +29,7 @@ drafts: `RoundPlan.draft_budget` is the first decision's own.
 Not decided here: which drafts (core.allocator), and what is measured (the adapter).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -68,6 +68,7 @@ class RoundPlan:
     least_budget  drafts to verify at least, whatever they are worth
     reason        exploring, rate (the best is known), probe or check
     rates         tokens per second expected of each depth, 0 first; may be empty
+    reads_prompts  whether the draft reads the prompts that come next
     """
 
     depth: int
@@ -76,6 +77,7 @@ class RoundPlan:
     least_budget: int = 0
     reason: Reason = "rate"
     rates: tuple[float, ...] = ()
+    reads_prompts: bool = True
 
 
 class AutoPolicy:
@@ -84,7 +86,7 @@ class AutoPolicy:
     cost          what rounds cost; its owner feeds it with measurements
     max_depth     levels that can be drafted
     topk          branches of a draft step
-    always_reads  whether the draft reads prompts also while nothing is drafted
+    always_reads  whether the draft must read prompts also while nothing is drafted
 
     `plan_round` is called once per round, after the round before was observed.
     num_explored counts the rounds planned to explore.
@@ -103,6 +105,7 @@ class AutoPolicy:
         self.depth = 0
         self.num_explored = 0
         self._max_depth, self._topk = max_depth, topk
+        self._always_reads = always_reads
         self._prompts = PromptSteps()
         self._known = HeldEstimates(
             cost, self.profile, self._prompts, topk=topk, always_reads=always_reads
@@ -129,6 +132,8 @@ class AutoPolicy:
         """Return how the next round is to be run; see the module."""
         self._count_last_round()
         plan = self._plan(load)
+        if not (self._always_reads or self.depth or plan.reason == "exploring"):
+            plan = replace(plan, reads_prompts=False)
         self._last = (plan, load.batch_size)
         return plan
 

@@ -3,8 +3,8 @@
 A request replays a recorded one from its first position to its last. A round at row i
 that accepts a drafts goes on at row i + a + 1. A request that begins has its prompt
 read before the next round, in one step with all others that begin then; the draft reads
-along while all requests draft. What it has not read of a request's text (`unread`) it
-reads when the request next drafts, but no more than the last `KEPT_TOKENS`.
+along where the last plan said so. What it has not read of a request's text (`unread`)
+it reads when the request next drafts, but no more than the last `KEPT_TOKENS`.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Server:
         self._capacity, self._rng = capacity, rng
         self.now = 0.0
         self.totals = RoundTotals()
-        self._turn, self._reads_along = 0, False
+        self._turn, self._reads_along = 0, policy.drafts
         self._waiting: list[tuple[int, int]] = []
         none = np.zeros(0, np.int64)
         # A column per running request: arrival number, row, last row + 1, text, unread.
@@ -74,8 +74,7 @@ class Server:
                 int(unread.sum()),
             )
         plan = self.policy.plan(load)
-        if plan.reason in ("exploring", "rate"):
-            self._reads_along = plan.depth > 0
+        self._reads_along = self.policy.drafts and plan.reads_prompts
         emitted = np.ones(load.batch_size, np.int64)
         trees, num_correct, num_drafts = None, 0, 0
         choice: Choice = 0

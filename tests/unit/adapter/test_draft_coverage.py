@@ -31,6 +31,26 @@ def prompt(found: DraftCoverage, row: int, begin: int, end: int) -> None:
     found.end_prompt([row], [end], torch.tensor([1000 + end]))
 
 
+def skip(
+    found: DraftCoverage, rows: list[int], begins: list[int], ends: list[int]
+) -> None:
+    """A step over prompts whose token at position p is 1000 + p, not read."""
+    found.begin_prompt(rows, begins)
+    parts = [torch.arange(*part) for part in zip(begins, ends, strict=True)]
+    text = torch.cat(parts)
+    lens = [len(part) for part in parts]
+    slots = text + 100 * torch.tensor(rows).repeat_interleave(torch.tensor(lens))
+    found.skip_prompt(
+        rows,
+        begins,
+        lens,
+        1000 + text,
+        1000 + torch.tensor(ends),
+        None if found.lead else 1000.0 + text[:, None],
+        slots,
+    )
+
+
 def keep(found: DraftCoverage, row: int, seq_len: int, emitted: int = 1) -> None:
     """One round that emits tokens 1000 + position, not drafted."""
     tokens = 1000 + seq_len + 1 + torch.arange(emitted)
@@ -75,7 +95,7 @@ def test_what_was_not_kept_is_a_gap_and_the_draft_starts_after_it(lead: int) -> 
     assert (entries.first, entries.lens) == ([16], [4]), "the last four are kept"
     assert entries.tokens.tolist() == [1017, 1018, 1019, 1020]
     assert found.starts[0] == 16 + lead
-    assert not found.can_draft(0, 20) or found._takes_starts
+    assert not found.can_draft(0, 20) or found.takes_starts
 
 
 def test_a_cached_prompt_starts_after_its_last_unwritten_slot() -> None:
@@ -170,3 +190,62 @@ def test_several_requests_at_once() -> None:
     assert entries.tokens.tolist() == [3, 4, 5, 1, 2]
     assert entries.hidden[:, 0].tolist() == [3, 4, 5, 1, 2]
     assert (entries.first, entries.lens) == ([4, 9], [3, 2])
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_a_prompt_that_was_not_read_is_caught_up_whole_if_it_was_kept(lead) -> None:
+    found = coverage(lead, kept=16)
+    skip(found, [3, 1], [0, 0], [5, 9])
+    keep(found, 1, 9)
+    entries = found.take([1, 3], [10, 5])
+    # The draft's position 0 is entry -1 of a standalone draft: a token without one
+    # before it.
+    assert entries.first == [-lead, -lead]
+    assert entries.lens == [10 + lead, 5 + lead]
+    text = [*range(1 - lead, 11), *range(1 - lead, 6)]
+    assert entries.tokens.tolist() == [1000 + place for place in text]
+    if not lead:
+        assert entries.hidden[:, 0].tolist() == [999 + place for place in text]
+    assert found.starts.tolist() == [0] * ROWS, "nothing was lost"
+    assert written(found, 1, 10) == [False] * 10
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_of_a_long_prompt_that_was_not_read_the_end_is_kept(lead) -> None:
+    found = coverage(lead, kept=4)
+    found.wrote(torch.arange(20))  # an earlier owner's
+    skip(found, [0], [0], [20])
+    entries = found.take([0], [20])
+    assert (entries.first, entries.lens) == ([16], [4])
+    assert entries.tokens.tolist() == [1017, 1018, 1019, 1020]
+    if not lead:
+        assert entries.hidden[:, 0].tolist() == [1016, 1017, 1018, 1019]
+    assert found.starts[0] == 16 + lead
+    assert written(found, 0, 20) == [False] * 20
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_a_part_that_was_not_read_goes_on_after_one_that_was(lead) -> None:
+    found = coverage(lead, kept=16)
+    prompt(found, 0, 0, 10)
+    skip(found, [0], [10], [14])
+    entries = found.take([0], [14])
+    assert (entries.first, entries.lens) == ([10 - lead], [4 + lead])
+    assert entries.tokens.tolist() == [1000 + p for p in range(11 - lead, 15)]
+    assert found.starts[0] == 0
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_a_part_after_one_that_was_not_read_starts_at_its_own_begin(lead) -> None:
+    found = coverage(lead, kept=16)
+    skip(found, [0], [0], [10])
+    skip(found, [0], [10], [14])
+    entries = found.take([0], [14])
+    assert (entries.first, entries.lens) == ([10 - lead], [4 + lead])
+    assert found.starts[0] == 10
+    # Read at last, and by the next request that has the text in the cache too.
+    found.begin_prompt([0], [14])
+    found.wrote(torch.arange(14, 18))
+    found.end_prompt([0], [18], torch.tensor([1018]))
+    assert found.starts[0] == 14
+    assert found.is_current(0, 18) is (lead == 0)

@@ -340,3 +340,39 @@ def test_probes_verify_something_whatever_it_is_worth():
     for plan, count in probed:
         assert plan.num_drafting == 4
         assert count == plan.least_budget == 8
+
+
+@pytest.mark.parametrize("always_reads", [False, True])
+def test_prompts_are_read_unless_plain_decoding_is_the_choice(always_reads) -> None:
+    bench = Bench(DEAR_ROWS, accept=0.5)
+    bench.policy = AutoPolicy(
+        bench.cost, max_depth=4, topk=1, always_reads=always_reads
+    )
+    bench.run(2000, 16)
+    seen = {(plan.reason, plan.depth > 0, plan.reads_prompts) for plan in bench.plans}
+    assert ("exploring", False, True) in seen
+    assert ("rate", False, always_reads) in seen
+    assert ("probe", True, always_reads) in seen, "a probe is no change of mind"
+    assert not always_reads or all(reads for *_, reads in seen)
+    bench = Bench(CHEAP_ROWS, accept=0.8)
+    bench.policy = AutoPolicy(
+        bench.cost, max_depth=4, topk=1, always_reads=always_reads
+    )
+    bench.run(2000, 4)
+    assert all(plan.reads_prompts for plan in bench.plans[20:])
+    assert ("check", 0) in {(plan.reason, plan.depth) for plan in bench.plans}
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_slow_first_rounds_do_not_make_it_shy(slow):
+    """Else it never verifies enough again to see that many rows cost no more."""
+    bench = Bench(CHEAP_ROWS, accept=0.8)
+    quick, bench.table = (
+        bench.table,
+        replace(flat(90, 0.05), phases={**CHEAP_ROWS.phases, "decode": flat(90, 0.05)}),
+    )
+    bench.run(slow, 4)
+    bench.table = quick
+    bench.run(200, 4)
+    assert bench.policy.depth == 4
+    assert np.mean(bench.verified[100:]) > 14, "of 16"

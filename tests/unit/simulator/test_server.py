@@ -23,7 +23,9 @@ class Recorder(Policy):
 
     def plan(self, load):
         depth = self.depths.pop(0) if self.depths else 0
-        return RoundPlan(depth=depth, num_drafting=self.num_drafting)
+        return RoundPlan(
+            depth=depth, num_drafting=self.num_drafting, reads_prompts=depth > 0
+        )
 
     def choose(self, plan, load, trees):
         return plan.depth
@@ -97,22 +99,29 @@ def test_the_draft_reads_what_it_has_missed_but_no_more_than_is_kept(tmp_path):
     while running.num_requests:
         running.run_round()
     read = rows(policy, "draft_extend")
-    # A prompt that began while nothing drafted has its last tokens read.
-    assert read[:5] == [KEPT_TOKENS, 1, 0, 0, 3]
+    assert read[:5] == [1, 1, 0, 0, 3]
     assert read[5 + KEPT_TOKENS + 5] == KEPT_TOKENS
 
 
-def test_prompts_are_read_together_and_by_the_draft_while_it_drafts(tmp_path):
-    found = recorded(tmp_path, *[[chain(0.9, correct=0)] * 9] * 3)
-    policy = Recorder(1, 1)
+def test_prompts_are_read_together_and_by_the_draft_where_the_plan_says_so(tmp_path):
+    found = recorded(tmp_path, *[[chain(0.9, correct=0)] * 9] * 4)
+    policy = Recorder(1, 1, 0, 1)
     running = server(found, policy)
     running.accept(0, 0)
     running.accept(1, 1)
     running.run_round()
     running.accept(2, 2)
     running.run_round()
-    assert policy.prompts == [(20, ["prompt"]), (10, ["prompt", "draft_extend"])]
+    assert policy.prompts == [
+        (20, ["prompt", "draft_extend"]),
+        (10, ["prompt", "draft_extend"]),
+    ]
     assert rows(policy, "draft_extend")[1] == 3, "one new token each"
+    running.run_round()
+    running.accept(3, 3)
+    running.run_round()
+    assert policy.prompts[2] == (10, ["prompt"]), "nothing was drafted"
+    assert rows(policy, "draft_extend")[3] == 3 * 2 + KEPT_TOKENS
 
 
 def test_no_more_run_than_there_is_room_for(tmp_path):
@@ -151,7 +160,8 @@ def test_policies_are_told_noisy_times_and_the_clock_runs_on_true_ones(tmp_path)
         running.run_round()
     told = [finished.parts[1].time_s for finished in policy.rounds]
     assert len(set(told)) == 9
-    assert running.now == pytest.approx(7e-3 + 9 * 12e-3)
+    # The first prompt is read by the draft too, in 2 ms.
+    assert running.now == pytest.approx(7e-3 + 2e-3 + 9 * 12e-3)
 
 
 def test_a_batch_is_greedy_if_all_of_it_is(recording):

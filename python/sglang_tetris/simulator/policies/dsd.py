@@ -40,7 +40,7 @@ class GlobalRate(Policy):
         if self._num_rounds >= _FIRST_ROUNDS and due:
             self._k = self._best(load)
         self._num_rounds += 1
-        return RoundPlan(depth=self._k)
+        return RoundPlan(depth=self._k, reads_prompts=self._k > 0)
 
     def choose(self, plan: RoundPlan, load: Load, trees: RoundTrees) -> Choice:
         return plan.depth

@@ -58,7 +58,8 @@ class Oracle(Policy):
                 num_correct=correct,
             )
             speeds.append((load.batch_size + correct) / total_s(parts))
-        return RoundPlan(depth=int(np.argmax(speeds)))
+        depth = int(np.argmax(speeds))
+        return RoundPlan(depth=depth, reads_prompts=depth > 0)
 
     def choose(self, plan: RoundPlan, load: Load, trees: RoundTrees) -> Choice:
         right = trees.is_correct & (trees.depths > 0)

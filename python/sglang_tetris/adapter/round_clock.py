@@ -1,9 +1,9 @@
 """Times the parts of a round, for the cost of the next ones.
 
-A lap ends where the host has just waited for the device, or works on a CPU, so that
-wall clock is the part's own time. What lies between two rounds is measured as well,
-unless a prompt step or an idle scheduler came in between. Nobody waits for the device
-in a prompt step, so there its own events are asked, when the next round begins.
+On a CPU a lap is wall clock. What lies between two rounds is measured as well, unless a
+prompt step came in between. A device works beside the host, which runs ahead of it: so
+there the device's own events are asked, once the host has waited for it in any case,
+and what is left of the wall clock between two such waits lies outside of the parts.
 """
 
 import time
@@ -25,42 +25,25 @@ class Lap(NamedTuple):
 
 
 class RoundClock:
-    """Collects the laps of rounds until they are taken.
+    """Collects the laps of rounds until they are taken, by wall clock."""
 
-    waits: whether the device works beside the host. Then the target's forward and the
-    sampling are one lap, since the host waits for both together.
-    """
-
-    def __init__(self, *, waits: bool) -> None:
+    def __init__(self) -> None:
         self.laps: list[Lap] = []
-        self._waits = waits
         self._started = self._last = 0.0
         self._own = 0.0
         self._previous: tuple[float, Load] | None = None
-        self._forward = ("verify", 0)
-        # Parts of prompt steps that the device may not have ended yet.
-        self._begun: Any = None
-        self._pending: list[tuple[Lap, Any, Any]] = []
 
     def start(self) -> None:
         """Begin a round, and close the gap since the one before."""
         now = time.perf_counter()
         if self._previous is not None:
             own_s, load = self._previous
-            gap = now - self._started - own_s
-            if gap > 0:
-                self._add("outside", load, load.batch_size, gap)
+            self._add("outside", load, load.batch_size, now - self._started - own_s)
         self._started = self._last = now
         self._own = 0.0
-        self._take_prompts()
 
     def lap(self, phase: str, load: Load, *, tokens: int, times: int = 1) -> None:
         """End a part, of `times` equal pieces, that began where the last one ended."""
-        if self._waits and phase in ("verify", "decode"):
-            self._forward = (phase, tokens)
-            return
-        if self._waits and phase.startswith("sample_"):
-            phase, tokens = self._forward
         now = time.perf_counter()
         if tokens:
             self._add(phase, load, tokens, (now - self._last) / times)
@@ -69,23 +52,11 @@ class RoundClock:
 
     def start_prompts(self) -> None:
         """Begin a prompt step: no gap between rounds is measured across it."""
-        self.interrupted()
+        self._previous = None
         self._last = time.perf_counter()
-        if self._waits:
-            self._begun = _mark()
-
-    def lap_prompts(self, phase: str, load: Load, *, tokens: int) -> None:
-        """End a part of a prompt step that began where the last one ended."""
-        if not self._waits:
-            self.lap(phase, load, tokens=tokens)
-            return
-        ended, begun = _mark(), self._begun
-        lap = Lap(phase, tokens, load.batch_size, load.total_kv_tokens, 0.0)
-        self._pending.append((lap, begun, ended))
-        self._begun = ended
 
     def take(self) -> list[Lap]:
-        """Return the laps since the last call."""
+        """Return the laps since the last call; the host has just waited for them."""
         laps, self.laps = self.laps, []
         return laps
 
@@ -98,28 +69,60 @@ class RoundClock:
         self._previous = (self._own, load)
         self._own = 0.0
 
-    def interrupted(self) -> None:
-        """Say that something else ran since the last round."""
-        self._previous = None
-
-    def _take_prompts(self) -> None:
-        """Turn what the device has ended by now into laps; the rest is given up."""
-        for lap, begun, ended in self._pending:
-            if ended.query():
-                time_s = begun.elapsed_time(ended) / 1000
-                self.laps.append(lap._replace(time_s=time_s))
-        self._pending = []
-
     def _add(self, phase: str, load: Load, tokens: int, time_s: float) -> None:
-        self.laps.append(
-            Lap(
-                phase=phase,
-                tokens=tokens,
-                batch_size=load.batch_size,
-                total_kv_tokens=load.total_kv_tokens,
-                time_s=time_s,
-            )
-        )
+        if time_s > 0:
+            kv_tokens = load.total_kv_tokens
+            self.laps.append(Lap(phase, tokens, load.batch_size, kv_tokens, time_s))
+
+
+class DeviceClock(RoundClock):
+    """Asks the device's events instead; see the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun: Any = None
+        # Parts with their pieces, and the events around them.
+        self._parts: list[tuple[str, Load, int, int, Any, Any]] = []
+        # When the host last waited, unless a prompt step came in since.
+        self._waited: float | None = None
+        self._load: Load | None = None
+
+    def start(self) -> None:
+        self._begun = _mark()
+
+    def lap(self, phase: str, load: Load, *, tokens: int, times: int = 1) -> None:
+        ended = _mark()
+        if tokens:
+            self._parts.append((phase, load, tokens, times, self._begun, ended))
+        self._begun = ended
+
+    def start_prompts(self) -> None:
+        self._waited = None
+        self._begun = _mark()
+
+    def take(self) -> list[Lap]:
+        now, device_s = time.perf_counter(), 0.0
+        running = []
+        for part in self._parts:
+            phase, load, tokens, times, begun, ended = part
+            if not ended.query():
+                running.append(part)
+                continue
+            part_s = begun.elapsed_time(ended) / 1000
+            device_s += part_s
+            self._add(phase, load, tokens, part_s / times)
+        self._parts = running
+        if self._waited is not None and self._load is not None and not running:
+            left_s = now - self._waited - device_s
+            self._add("outside", self._load, self._load.batch_size, left_s)
+        self._waited = now
+        return super().take()
+
+    def skip(self) -> None:
+        self._begun = _mark()
+
+    def end(self, load: Load) -> None:
+        self._load = load
 
 
 def _mark() -> Any:

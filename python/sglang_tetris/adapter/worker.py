@@ -42,7 +42,7 @@ from sglang_tetris.adapter.penalties import PenaltyState
 from sglang_tetris.adapter.rank_agreement import RankAgreement
 from sglang_tetris.adapter.rejection_sampling import make_rejection
 from sglang_tetris.adapter.reporting import RoundReporter
-from sglang_tetris.adapter.round_clock import RoundClock
+from sglang_tetris.adapter.round_clock import DeviceClock, RoundClock
 from sglang_tetris.adapter.round_planner import RoundPlanner
 from sglang_tetris.adapter.round_record import RoundRecord
 from sglang_tetris.adapter.round_view import RoundView, prompt_load_of, view_of
@@ -92,7 +92,7 @@ class TetrisWorker(EAGLEWorkerV2):
         self._levels = ServiceLevels(self._agreement)
         self.planner = self.make_planner(self.config.budget)
         self.reporter = RoundReporter()
-        self._clock = RoundClock(waits=self.device != "cpu")
+        self._clock = RoundClock() if self.device == "cpu" else DeviceClock()
         self._penalties = PenaltyState(runner.model_config.vocab_size, self.device)
         self._sampler = MatchSampler(runner.sampler, self._penalties)
         self._calibration = RoundCalibration(self.config, saves=self._agreement.decides)
@@ -199,12 +199,12 @@ class TetrisWorker(EAGLEWorkerV2):
         result = self.target_worker.forward_batch_generation(
             batch, capture_hidden_mode=self._capture_mode, return_kv_loc_plan=True
         )
-        self._clock.lap_prompts("prompt", load, tokens=num_tokens)
+        self._clock.lap("prompt", load, tokens=num_tokens)
         kv_loc_plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
         if self._drafting.reads(batch, self.planner.plan):
             state = self._drafting.prompt_step(batch, result, kv_loc_plan)
-            self._clock.lap_prompts("draft_extend", load, tokens=num_tokens)
+            self._clock.lap("draft_extend", load, tokens=num_tokens)
         else:
             state = self._drafting.skip_prompts(batch, result)
         result.next_draft_input = state

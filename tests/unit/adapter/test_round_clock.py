@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_tetris.adapter import round_clock
-from sglang_tetris.adapter.round_clock import RoundClock
+from sglang_tetris.adapter.round_clock import DeviceClock, RoundClock
 from sglang_tetris.core.auto_policy import Load
 
 LOAD = Load(batch_size=3, num_drafting=3, total_kv_tokens=30)
@@ -28,7 +28,7 @@ def times(clock: RoundClock) -> dict[str, float]:
 
 
 def test_laps_and_what_lies_between_rounds(wait) -> None:
-    clock = RoundClock(waits=False)
+    clock = RoundClock()
     clock.start()
     wait(4)
     clock.lap("draft_step", LOAD, tokens=3, times=2)
@@ -44,7 +44,7 @@ def test_laps_and_what_lies_between_rounds(wait) -> None:
 
 
 def test_a_part_without_rows_is_no_sample(wait) -> None:
-    clock = RoundClock(waits=False)
+    clock = RoundClock()
     clock.start()
     wait(1)
     clock.lap("draft_extend", LOAD, tokens=0)
@@ -54,38 +54,26 @@ def test_a_part_without_rows_is_no_sample(wait) -> None:
 
 
 def test_an_interrupted_gap_is_left_out(wait) -> None:
-    clock = RoundClock(waits=False)
+    clock = RoundClock()
     clock.start()
     clock.end(LOAD)
-    clock.interrupted()
+    clock.start_prompts()
     wait(60)
     clock.start()
     assert times(clock) == {}
 
 
-def test_a_device_beside_the_host_is_timed_when_the_host_waits_for_it(wait) -> None:
-    clock = RoundClock(waits=True)
-    clock.start()
-    wait(0.1)  # only the launch
-    clock.lap("decode", LOAD, tokens=3)
-    wait(2)
-    clock.lap("sample_greedy", LOAD, tokens=3)
-    (lap,) = clock.take()
-    assert (lap.phase, lap.tokens) == ("decode", 3)
-    assert lap.time_s == pytest.approx(2.1)
-
-
 def test_prompt_steps_are_laps_and_part_of_no_gap(wait) -> None:
-    clock = RoundClock(waits=False)
+    clock = RoundClock()
     clock.start()
     wait(1)
     clock.end(LOAD)
     wait(7)
     clock.start_prompts()
     wait(2)
-    clock.lap_prompts("prompt", LOAD, tokens=40)
+    clock.lap("prompt", LOAD, tokens=40)
     wait(3)
-    clock.lap_prompts("draft_extend", LOAD, tokens=40)
+    clock.lap("draft_extend", LOAD, tokens=40)
     wait(7)
     clock.start()
     assert times(clock) == {"prompt": 2, "draft_extend": 3}
@@ -97,36 +85,104 @@ def test_prompt_steps_are_laps_and_part_of_no_gap(wait) -> None:
     assert times(clock) == {"verify": 1, "outside": 0.5}
 
 
-class Event:
-    """An event of a device that has reached the second one by now."""
+class Device:
+    """Works through what it was given, in order, while the host goes on."""
 
-    recorded = 0
+    def __init__(self, wait) -> None:
+        self.wait, self.host_s, self.free_s = wait, 0.0, 0.0
 
-    def __init__(self, enable_timing: bool) -> None:
+    def launch(self, device_s: float, host_s: float = 0.1) -> None:
+        """The host takes host_s to launch what takes the device device_s."""
+        self.spend(host_s)
+        self.free_s = max(self.free_s, self.host_s) + device_s
+
+    def spend(self, host_s: float) -> None:
+        self.wait(host_s)
+        self.host_s += host_s
+
+    def synchronise(self) -> None:
+        self.spend(max(self.free_s - self.host_s, 0.0))
+
+    def event(self, enable_timing: bool) -> "Event":
         assert enable_timing
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
 
     def record(self) -> None:
-        Event.recorded += 1
-        self.place = Event.recorded
+        self.at_s = max(self.device.free_s, self.device.host_s)
 
     def query(self) -> bool:
-        return self.place <= 2
+        return self.at_s <= self.device.host_s
 
     def elapsed_time(self, other: "Event") -> float:
-        return 1000.0 * (other.place - self.place)
+        return 1000.0 * (other.at_s - self.at_s)
 
 
-def test_a_device_beside_the_host_says_itself_what_prompts_took(
-    wait, monkeypatch
-) -> None:
-    monkeypatch.setattr(round_clock.torch.cuda, "Event", Event)
-    clock = RoundClock(waits=True)
+@pytest.fixture
+def device(wait, monkeypatch) -> Device:
+    found = Device(wait)
+    monkeypatch.setattr(round_clock.torch.cuda, "Event", found.event)
+    return found
+
+
+def device_round(clock: DeviceClock, device: Device) -> dict[str, float]:
+    """Draft steps of 2 x 3 s, a verify of 5, sampling of 0.5, an extend of 4."""
+    clock.start()
+    device.launch(6)
+    clock.lap("draft_step", LOAD, tokens=3, times=2)
+    device.launch(5)
+    clock.lap("verify", LOAD, tokens=8)
+    device.launch(0.5)
+    clock.lap("sample_greedy", LOAD, tokens=8)
+    device.synchronise()
+    found = times(clock)
+    clock.skip()
+    device.launch(4)
+    clock.lap("draft_extend", LOAD, tokens=4)
+    clock.end(LOAD)
+    return found
+
+
+def test_a_device_beside_the_host_says_itself_what_its_parts_took(device) -> None:
+    clock = DeviceClock()
+    parts = {"draft_step": 3, "verify": 5, "sample_greedy": 0.5}
+    device_round(clock, device)
+    device.spend(1)  # the scheduler, while the device still extends
+    found = device_round(clock, device)
+    # The device waited for no launch but that of the extend, the first after a wait.
+    assert found == parts | {"draft_extend": pytest.approx(4.1)}
+    device.spend(9)  # longer than the extend: the device has nothing to do
+    found = device_round(clock, device)
+    # 9.1 s on the host less 4.1 s of the extend.
+    assert found.pop("outside") == pytest.approx(5)
+    # The first launch of the round is part of the draft steps.
+    assert found.pop("draft_step") == pytest.approx(3.05)
+    assert found == {
+        "verify": 5,
+        "sample_greedy": 0.5,
+        "draft_extend": pytest.approx(4.1),
+    }
+
+
+def test_prompts_on_a_device_are_laps_and_part_of_no_gap(device) -> None:
+    clock = DeviceClock()
+    device_round(clock, device)
+    device.spend(3)
     clock.start_prompts()
-    clock.lap_prompts("prompt", LOAD, tokens=40)
-    clock.lap_prompts("draft_extend", LOAD, tokens=40)
-    assert clock.take() == [], "the host does not wait for it"
+    device.launch(20)
+    clock.lap("prompt", LOAD, tokens=40)
+    device.launch(2)
+    clock.lap("draft_extend", LOAD, tokens=40)
+    device.spend(70)
     clock.start()
-    # The second part had not ended by then: it is left out.
-    assert times(clock) == {"prompt": 1.0}
-    clock.start()
-    assert times(clock) == {}
+    device.launch(5)
+    clock.lap("decode", LOAD, tokens=3)
+    assert times(clock)["prompt"] == pytest.approx(20, abs=0.2)
+    device.synchronise()
+    found = times(clock)
+    assert found["decode"] == pytest.approx(5, abs=0.2), "now that it has ended"
+    assert "outside" not in found

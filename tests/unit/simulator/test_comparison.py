@@ -39,13 +39,13 @@ def rows(recording, policies, load: int, rounds: int = 400, table=H100):
     ]
 
 
-@pytest.mark.parametrize(("load", "least"), [(4, 1.1), (64, 0.98), (1024, 0.97)])
+@pytest.mark.parametrize(("load", "least"), [(4, 1.1), (64, 0.98), (128, 0.97), (1024, 0.97)])
 def test_auto_is_never_far_below_the_best(recording, load, least):
     """At few requests trees win clearly. The spread of a run this short is 1 %."""
     found = rows(recording, (*SOME, "auto-trees", "oracle-trees"), load, rounds=300)
     (auto,) = against_baselines(found, "auto-trees")
     (oracle,) = against_baselines(found, "oracle-trees")
-    assert least < auto["ratio"] < oracle["ratio"] + 0.02
+    assert least < auto["ratio"] < oracle["ratio"]
 
 
 def row(policy: str, load: float, speed: float, start: float, *, is_open=False):

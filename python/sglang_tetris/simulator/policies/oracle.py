@@ -5,13 +5,13 @@ With a clock it also drafts, each round, to the depth of the best tokens per sec
 that many drafts per request on average, which bounds what any choice can reach.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from sglang_tetris.core.auto_policy import RoundPlan
 from sglang_tetris.core.round_cost import Load
-from sglang_tetris.simulator.clock import Clock, total_s
+from sglang_tetris.simulator.clock import Clock, Part, total_s
 from sglang_tetris.simulator.forests import Ints
 from sglang_tetris.simulator.policies.base import Policy
 from sglang_tetris.simulator.trees import Choice, RoundTrees
@@ -37,6 +37,8 @@ class Oracle(Policy):
         self._per_request = per_request
         self._correct_lens = np.zeros(0, np.int64)
         self._extended = 0
+        # Seconds that drafting would have saved since it stopped.
+        self._missed_s = 0.0
 
     def foresee(self, correct_lens: Callable[[int], Ints], extended: int) -> None:
         self._correct_lens = correct_lens(self.topk)
@@ -45,21 +47,39 @@ class Oracle(Policy):
     def plan(self, load: Load) -> RoundPlan:
         if self._clock is None:
             return RoundPlan(depth=self._max_depth)
-        speeds = [load.batch_size / total_s(self._clock.undrafted(load))]
+        # While the draft goes on, it reads about what a round emits.
+        usual = min(self._extended, 2 * load.batch_size)
+        plain_s = total_s(self._clock.undrafted(load)) / load.batch_size
+        times_s = [plain_s]
         for depth in range(1, self._max_depth + 1):
             correct = int(np.minimum(self._correct_lens, depth).sum())
-            parts = self._clock.drafted(
-                load,
-                depth=depth,
-                topk=self.topk,
-                num_drafting=load.batch_size,
-                extended=self._extended,
-                num_drafts=correct,
-                num_correct=correct,
-            )
-            speeds.append((load.batch_size + correct) / total_s(parts))
-        depth = int(np.argmax(speeds))
+            parts = self._drafted(load, depth, usual, correct)
+            times_s.append(total_s(parts) / (load.batch_size + correct))
+        depth = int(np.argmin(times_s))
+        backlog_s = total_s(self._drafted(load, 1, self._extended, 0)) - total_s(
+            self._drafted(load, 1, usual, 0)
+        )
+        # What was emitted undrafted is read once it would have paid for itself.
+        self._missed_s += (plain_s - times_s[depth]) * load.batch_size
+        if self._missed_s < backlog_s:
+            depth = 0
+        if depth or backlog_s == 0:
+            self._missed_s = 0.0
         return RoundPlan(depth=depth, reads_prompts=depth > 0)
+
+    def _drafted(
+        self, load: Load, depth: int, extended: int, correct: int
+    ) -> Sequence[Part]:
+        assert self._clock is not None
+        return self._clock.drafted(
+            load,
+            depth=depth,
+            topk=self.topk,
+            num_drafting=load.batch_size,
+            extended=extended,
+            num_drafts=correct,
+            num_correct=correct,
+        )
 
     def choose(self, plan: RoundPlan, load: Load, trees: RoundTrees) -> Choice:
         right = trees.is_correct & (trees.depths > 0)

@@ -39,6 +39,7 @@ def kept(
     *,
     caps: list[int] | None = None,
     weights: list[float] | None = None,
+    min_drafts: int | None = None,
     parents: Sequence[int] = CHAIN,
 ) -> np.ndarray:
     """Which nodes are verified, [draw, draw, request, node] bool.
@@ -51,8 +52,9 @@ def kept(
     both = np.stack([first[draws[:, 0]], second[draws[:, 1]]], 1)
     flat = both.reshape(len(both), -1)
     distinct, which = np.unique(flat, axis=0, return_inverse=True)
+    limits = {"caps": caps, "weights": weights, "min_drafts": min_drafts}
     found = [
-        keep_of(row, policy, caps=caps, weights=weights, parents=parents)
+        keep_of(row, policy, parents=parents, **limits)
         for row in distinct.reshape(-1, *both.shape[1:])
     ]
     keep = np.zeros((len(first), len(second), *both.shape[1:]), bool)
@@ -66,6 +68,7 @@ def keep_of(
     *,
     caps: list[int] | None = None,
     weights: list[float] | None = None,
+    min_drafts: int | None = None,
     parents: Sequence[int] = CHAIN,
 ) -> np.ndarray:
     """Which nodes are verified in one step, `[2, nodes]` bool, given their values."""
@@ -78,6 +81,7 @@ def keep_of(
         draft_budget=budget,
         max_drafts=None if caps is None else torch.tensor(caps),
         weights=None if weights is None else torch.tensor(weights),
+        min_drafts=min_drafts,
     )
     return allocation.keep.numpy()
 

@@ -1,8 +1,9 @@
-"""Two rounds of two requests; the second budget comes from the first round's draws.
+"""Two rounds of two requests; the second budget comes from the first round.
 
 A round emits one to three tokens per request, so the second round begins after any of
 39 texts of each. Both rounds are enumerated in full, and texts of unequal length are
-continued by the target to six tokens.
+continued by the target to six tokens. The second budget may depend on the first round's
+draws and on how many of them were correct.
 """
 
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tests.reference.enumeration import (
 from tests.reference.worlds import VOCAB, World, laws_after
 
 LENGTH = 6
+TEXT_LENS = np.repeat([1, 2, 3], [3, 9, 27])
 TEXTS = [text for k in (1, 2, 3) for text in product(range(VOCAB), repeat=k)]
 
 
@@ -37,7 +39,8 @@ def joint_laws(
     """Joint law of six tokens of each request, [729, 729], for each verification.
 
     Also the second round's budgets, for which the policy is not shown the survivals: it
-    is given NaN in their place.
+    is given NaN in their place. A policy with a method `saw` is told before how many of
+    the first round's verified drafts were correct.
     """
     first_counts, second_budgets = _first_round(pair, rule, make_policy)
     budgets = set(second_budgets.flatten().tolist()) - {-1}
@@ -54,10 +57,11 @@ def joint_laws(
         starts = [_starts(world, next(emitted)) for world in pair]
         goes_on = [[_goes_on(w, next(emitted)) for w in worlds] for worlds in after]
         blocks = np.zeros((len(TEXTS), 27, len(TEXTS), 27))
-        for b in budgets:
-            here = np.where((second_budgets == b)[..., None], first_counts, -1)
-            mass = joined(starts, here)
-            for i, j in np.argwhere(mass > 0):
+        for b, correct in product(budgets, product(range(DEPTH + 1), repeat=2)):
+            here = second_budgets[(..., *correct)] == b
+            mass = joined(starts, np.where(here[..., None], first_counts, -1))
+            lens = np.logical_and.outer(*(1 + c == TEXT_LENS for c in correct))
+            for i, j in np.argwhere((mass > 0) & lens):
                 second = joined((goes_on[0][i], goes_on[1][j]), counts(b, i, j))
                 blocks[i, :, j] += mass[i, j] * second
         laws[verification] = _to_full_length(pair, blocks)
@@ -67,23 +71,27 @@ def joint_laws(
 def _first_round(
     pair: list[World], rule: ValueRule, make_policy: Callable[[], DraftBudget]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Drafts verified, [9, 9, request], and the budget that follows, [9, 9].
+    """Drafts verified, [9, 9, request], and the budget that follows.
 
-    -1 for draws that are never made.
+    The budget also by each request's correct drafts, [9, 9, 3, 3]; -1 for draws that
+    are never made.
     """
     values = [chain_values(world, rule) for world in pair]
     counts = np.full((9, 9, 2), -1)
-    budgets = np.full((9, 9), -1)
+    budgets = np.full((9, 9, DEPTH + 1, DEPTH + 1), -1)
     possible = [~np.isnan(own).any(1) for own in values]
     for i, j in np.argwhere(np.logical_and.outer(*possible)):
-        policy = make_policy()
         both = np.stack([values[0][i], values[1][j]])
-        counts[i, j] = keep_of(both, policy).sum(-1)
-        budgets[i, j] = policy.draft_budget(
-            survival=torch.full((2, DEPTH), torch.nan),
-            num_nodes=torch.tensor([DEPTH, DEPTH]),
-            total_kv_tokens=0,
-        )
+        for correct in product(range(DEPTH + 1), repeat=2):
+            policy = make_policy()
+            counts[i, j] = keep_of(both, policy).sum(-1)
+            if hasattr(policy, "saw"):
+                policy.saw(sum(correct))
+            budgets[(i, j, *correct)] = policy.draft_budget(
+                survival=torch.full((2, DEPTH), torch.nan),
+                num_nodes=torch.tensor([DEPTH, DEPTH]),
+                total_kv_tokens=0,
+            )
     return counts, budgets
 
 

@@ -24,6 +24,8 @@ from sglang_tetris.core import (
     max_draft_prob,
     sum_square,
 )
+from sglang_tetris.core.auto_policy import AutoPolicy, Load
+from sglang_tetris.core.round_cost import RoundCost
 from tests.reference import two_rounds
 from tests.reference.emitted import CHAIN, by_chains, by_match, mean_correct
 from tests.reference.enumeration import (
@@ -45,6 +47,8 @@ LIMITS = (
     {"weights": [1.0, 2.5]},
     {"caps": [1, 2]},
     {"caps": [2, 1], "weights": [3.0, 1.0]},
+    {"min_drafts": 1},
+    {"min_drafts": 1, "weights": [4.0, 1.0]},
 )
 # From 3 tokens on a step costs what 6 cost: all four drafts are worth it, or none.
 ALL_OR_NONE = ThroughputBudget(
@@ -52,6 +56,17 @@ ALL_OR_NONE = ThroughputBudget(
 )
 ONE_OR_THREE = ThroughputBudget(
     CostTable(token_knots=(3, 5), knot_times_s=(1.0, 1.35), bucket_edges=(3, 5))
+)
+# As a server has it: three drafts for next to nothing, the fourth for an eighth more.
+PROFILE = CostTable(
+    token_knots=(5, 6),
+    knot_times_s=(1.0, 1.125),
+    bucket_edges=(5, 6),
+    phases={
+        "decode": CostTable(token_knots=(1, 16), knot_times_s=(1.0, 1.0)),
+        "draft_step": CostTable(token_knots=(1, 16), knot_times_s=(0.01, 0.01)),
+        "draft_extend": CostTable(token_knots=(1, 16), knot_times_s=(0.01, 0.01)),
+    },
 )
 NUM_WORLDS = 64
 
@@ -67,6 +82,41 @@ RULES = {
 def own_probability(laws: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """What the drawn token has under its law; right for `match` only."""
     return laws.gather(-1, tokens[..., None])[..., 0].float()
+
+
+class AutoBudget:
+    """`auto` under rejection: the plan's own budget, made after the round before.
+
+    It has run rounds before it is asked, whose last draft survived with `usual`.
+    """
+
+    LOAD = Load(batch_size=2, num_drafting=2, total_kv_tokens=0)
+    DEPTHS = np.array([[1, 2], [1, 2]])
+
+    def __init__(self, usual: float) -> None:
+        self.policy = AutoPolicy(RoundCost(PROFILE), max_depth=2, topk=1)
+        self.plan = self.policy.plan_round(self.LOAD)
+        # Estimates are held for 8 rounds, so the one after the next is made anew.
+        for _ in range(8):
+            self.survival = np.array([[0.9, 0.8], [0.9, usual]], np.float32)
+            self.saw(3)
+        assert self.plan.depth == 2
+
+    def draft_budget(self, *, survival, num_nodes, total_kv_tokens) -> int:
+        self.survival = survival.numpy()
+        return self.plan.draft_budget
+
+    def saw(self, num_correct: int) -> None:
+        """End a round; what was verified is not looked at but for its survival."""
+        best = np.sort(self.survival, axis=None)[::-1]
+        self.policy.observe_drafts(
+            self.plan,
+            self.survival,
+            self.DEPTHS,
+            num_expected=float(best[: self.plan.draft_budget].sum()),
+            num_correct=num_correct,
+        )
+        self.plan = self.policy.plan_round(self.LOAD)
 
 
 def values_of(pair, rule):
@@ -150,6 +200,19 @@ def test_a_lagged_budget_is_exact_over_two_rounds(rule, seed):
     )
     # The draws of the first round decide the budget of the second, and it binds.
     assert budgets == {1, 3}
+    want = np.multiply.outer(*(text_law(world.p).flatten() for world in pair))
+    for verification in VERIFICATIONS:
+        assert total_variation(laws[verification], want) <= EXACT
+
+
+@pytest.mark.parametrize(("rule", "seed"), [("max", 5), ("sum of squares", 8)])
+def test_auto_is_exact_over_two_rounds(rule, seed):
+    """Its second budget follows from the first round's survival and its outcome."""
+    pair = random_pair(seed, two_rounds.LENGTH, sparse=True)
+    laws, budgets = two_rounds.joint_laws(
+        pair, RULES[rule], lambda: AutoBudget(0.45), VERIFICATIONS
+    )
+    assert budgets == {3, 4}
     want = np.multiply.outer(*(text_law(world.p).flatten() for world in pair))
     for verification in VERIFICATIONS:
         assert total_variation(laws[verification], want) <= EXACT

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sglang_tetris.adapter.target_law import finite
 from sglang_tetris.core import DraftTrees, max_draft_prob, sum_square
 from sglang_tetris.core.config import ValueRule
 
@@ -51,7 +52,7 @@ class ChainSampler:
         info  SGLang's sampling parameters of the rows' requests. A draft that yields
               NaN draws evenly: its tokens are as good as any.
         """
-        logits = torch.nan_to_num(logits.float(), nan=0.0)
+        logits = finite(logits)
         law = torch.softmax(logits / info.temperatures, dim=-1)
         if info.is_any_greedy:
             greedy = info.top_ks.view(-1, 1) == 1

@@ -24,9 +24,7 @@ def target_law(
 
     Greedy rows come out one-hot at their arg-max.
     """
-    # NaN logits are as good as any: a law must add up to 1.
-    logits = torch.nan_to_num(logits.float(), nan=0.0)
-    probs = torch.softmax(logits / info.temperatures, dim=-1)
+    probs = torch.softmax(finite(logits) / info.temperatures, dim=-1)
     filtered = (
         info.need_top_p_sampling
         or info.need_top_k_sampling
@@ -36,6 +34,15 @@ def target_law(
     if filtered:
         probs = _filtered(probs, info, one_after_the_other and info.need_min_p_sampling)
     return probs / probs.sum(-1, keepdim=True)
+
+
+def finite(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits whose law adds up to 1 at any temperature: NaN is as good as 0.
+
+    What stands for infinity is of SGLang's size: divided by a temperature of one in a
+    million it is still a float32, which the largest one would not be.
+    """
+    return torch.nan_to_num(logits.float(), nan=0.0, posinf=1e30, neginf=-1e30)
 
 
 def _filtered(probs: torch.Tensor, info: Any, sequential: bool) -> torch.Tensor:

@@ -36,6 +36,10 @@ def allocate(
         trees, draft_budget=trees.tokens.numel(), max_drafts=caps
     )
     draft_budget = planner.draft_budget(trees, view.load, everything.keep, worth)
+    if min_drafts and planner.is_auto:
+        # The floor is the user's word, however little the price leaves.
+        floors = (everything.verify_lens - 1).clamp(max=min_drafts)
+        draft_budget = max(draft_budget, int(floors.sum()))
     allocation = select_draft_tokens(
         trees,
         draft_budget=draft_budget,

@@ -13,7 +13,6 @@ as JSON with its provenance.
 import argparse
 import json
 import random
-import sys
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -23,9 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serving"))
-from provenance import provenance, utc_now
 from sglang_tetris.tools.prepare_model import default_cache_dir, prepare
+from sglang_tetris.tools.provenance import provenance, utc_now
 from sglang_tetris.tools.server_process import (
     ServerProcess,
     exit_on_signals,

@@ -35,10 +35,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pace import answer
-from provenance import provenance, utc_now
 from run import write_dataset
 from sglang_tetris.tools.arms import PLAIN, TETRIS_SCRAMBLED, TETRIS_UNDRAFTED, make_arm
 from sglang_tetris.tools.prepare_model import PreparedModels, prepare
+from sglang_tetris.tools.provenance import provenance, utc_now
 from sglang_tetris.tools.server_process import (
     ServerError,
     exit_on_signals,

@@ -33,10 +33,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from provenance import provenance, utc_now
 from run import write_dataset
 from sglang_tetris.tools.arms import ARM_NAMES, COST_ARM_NAMES, PLAIN, make_arm
 from sglang_tetris.tools.prepare_model import PreparedModels, prepare
+from sglang_tetris.tools.provenance import provenance, utc_now
 from sglang_tetris.tools.server_process import (
     ServerError,
     ServerProcess,

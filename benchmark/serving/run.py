@@ -28,7 +28,6 @@ from pathlib import Path
 from rich.console import Console
 
 import report
-from provenance import provenance, utc_now
 from sglang_tetris.tools.arms import (
     ARM_NAMES,
     COST_ARM_NAMES,
@@ -39,6 +38,7 @@ from sglang_tetris.tools.arms import (
     make_arm,
 )
 from sglang_tetris.tools.prepare_model import PreparedModels, prepare
+from sglang_tetris.tools.provenance import provenance, utc_now
 from sglang_tetris.tools.server_process import (
     ServerError,
     ServerProcess,

@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from provenance import provenance, utc_now
 from sglang_tetris.adapter.cpu_device.process_start import START_METHOD
 from sglang_tetris.tools.arms import TETRIS, make_arm
 from sglang_tetris.tools.prepare_model import prepare
+from sglang_tetris.tools.provenance import provenance, utc_now
 from sglang_tetris.tools.server_process import exit_on_signals, running_server
 
 RESULT = Path(__file__).resolve().parent / "results" / "start_up.json"

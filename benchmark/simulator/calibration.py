@@ -12,7 +12,7 @@ judged before their round is learnt from:
                  the rounds of the other half are judged
 
 Errors are core.calibration_error's: debiased, 15 bins of equal mass; intervals resample
-whole requests. Prints a table; with `--output`, writes JSON.
+whole requests. Prints a table; with `--output`, writes JSON with its provenance.
 """
 
 import argparse
@@ -43,6 +43,7 @@ from sglang_tetris.simulator.policies.base import FinishedRound
 from sglang_tetris.simulator.policies.budgeted import Budgeted
 from sglang_tetris.simulator.server import Server
 from sglang_tetris.simulator.trees import Choice, RoundTrees
+from sglang_tetris.tools.provenance import provenance, sha256_of, utc_now
 
 HERE = Path(__file__).parent
 TRACE = HERE / "traces/smollm2-135m.replay.jsonl.gz"
@@ -158,13 +159,18 @@ def judge(policy: Judged) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Replay, judge, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trace", type=Path, nargs="?", default=TRACE)
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    recording = Recording.from_replay(read_replay(options.trace))
+    options = parser.parse_args(arguments)
+    origin = provenance()
+    read = read_replay(options.trace)
+    # The trace has a default, which the command does not name.
+    origin["sha256"] = sha256_of([options.trace])
+    origin["recorded"] = dict(read.header.provenance)
+    recording = Recording.from_replay(read)
     everyone = np.ones(recording.num_requests, np.bool_)
     half = np.arange(recording.num_requests) % 2 == 0
     online = Judged(recording, LearntCalibration(), teaches=everyone, judges=everyone)
@@ -196,7 +202,9 @@ def main() -> int:
         print(f"{name}: Brier score changed by {low:.5f} to {high:.5f}")
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        origin["finished"] = utc_now()
+        record = {"provenance": origin, **result}
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

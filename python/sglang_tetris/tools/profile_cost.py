@@ -12,16 +12,16 @@ beside it. Nothing else should run meanwhile.
 
 import argparse
 import json
-import shlex
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib import metadata
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,16 @@ from rich.progress import Progress
 
 from sglang_tetris.core.cost_table import PHASES, CostSample, CostTable
 from sglang_tetris.tools.arms import TETRIS, make_arm
-from sglang_tetris.tools.machine import machine
 from sglang_tetris.tools.prepare_model import prepare
+from sglang_tetris.tools.provenance import module_command, provenance, utc_now
 from sglang_tetris.tools.server_process import (
     ServerError,
+    ServerProcess,
     exit_on_signals,
     running_server,
 )
 
-COMMAND = ("python", "-m", "sglang_tetris.tools.profile_cost")
+COMMAND = "sglang_tetris.tools.profile_cost"
 BUDGETS = ("0", "1x", "0", "2x", "1", "64x")
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
@@ -52,38 +53,71 @@ VERIFY = "verify"
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, fit and write; 0, or 1 after a message on standard error."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("output", type=Path)
-    parser.add_argument(
-        "--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64]
-    )
-    parser.add_argument("--rounds", type=int, default=ROUNDS_PER_BUDGET)
-    parser.add_argument("flags", nargs="*", help="of launch_server, after --")
-    options = parser.parse_args(arguments)
+    options = parse(sys.argv[1:] if arguments is None else arguments)
     exit_on_signals()
-    flags = options.flags or default_flags(max(options.concurrency))
+    origin = provenance(module_command(COMMAND, arguments))
     try:
+        check(options)
+        flags = options.flags or default_flags(max(options.concurrency))
         samples = measure(flags, options.concurrency, options.rounds)
         table = fit(samples)
     except KeyboardInterrupt:
         return 130
-    except (ServerError, OSError, ValueError) as error:
+    except (RuntimeError, OSError, ValueError) as error:
         print(f"profile_cost: {error}", file=sys.stderr)
         return 1
-    provenance = {
-        "command": shlex.join([*COMMAND, *(arguments or sys.argv[1:])]),
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "sglang": metadata.version("sglang"),
+    origin |= {
+        "finished": utc_now(),
+        "measured": True,  # tables that were computed say False
+        "model": model_of(flags),
+        "flags": flags,
         "samples": {phase: len(found) for phase, found in samples.items()},
     }
-    written = json.loads(table.to_json()) | {"provenance": provenance}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    written = json.loads(table.to_json()) | {"provenance": origin}
     options.output.write_text(json.dumps(written, indent=1) + "\n")
     image = options.output.with_suffix(".png")
     plot(samples, table, image)
     print(f"wrote {options.output} and {image}")
     return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Return the command line's values; `flags` is what stands after `--`."""
+    # argparse finds no flags behind `--` where an option stands before it.
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0],
+        epilog="After --: flags of launch_server, by default the demo's.",
+    )
+    parser.add_argument("output", type=Path)
+    parser.add_argument(
+        "--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64]
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS_PER_BUDGET)
+    options = parser.parse_args(arguments[:at])
+    options.flags = arguments[at + 1 :]
+    return options
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse, before anything is measured, what cannot be measured or written."""
+    for name, values in (
+        ("concurrency", options.concurrency),
+        ("rounds", [options.rounds]),
+    ):
+        if min(values) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {min(values)}")
+    if options.output.suffix == ".png" or options.output.is_dir():
+        raise ValueError(f"output must be a JSON file, got {options.output}")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+
+
+def model_of(flags: Sequence[str]) -> str | None:
+    """Return the target model that the flags name; None if they leave it open."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model-path", "--model")
+    path: str | None = parser.parse_known_args(flags)[0].model_path
+    return path
 
 
 def default_flags(num_requests: int) -> list[str]:
@@ -107,10 +141,10 @@ def measure(
                 for num_requests in concurrencies:
                     for kind, params in SAMPLING.items():
                         progress.update(bar, description=f"{num_requests} x {kind}")
-                        with _Load(server.url, num_requests, params):
+                        with _Load(server, num_requests, params) as load:
                             for budget in BUDGETS:
                                 _set_budget(server.url, budget)
-                                _await_rounds(trace, rounds)
+                                _await_rounds(trace, rounds, load.check)
                                 progress.advance(bar)
         return _samples(trace)
 
@@ -149,15 +183,19 @@ def plot(samples: dict[str, list[CostSample]], table: CostTable, path: Path) -> 
     axes.flat[0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 class _Load:
     """Keeps so many requests running, as a context."""
 
-    def __init__(self, url: str, num_requests: int, params: dict[str, float]) -> None:
-        self._url, self._params = url, params
+    def __init__(
+        self, server: ServerProcess, num_requests: int, params: dict[str, float]
+    ) -> None:
+        self._server, self._params = server, params
         self._num_requests = num_requests
         self._threads: list[threading.Thread] = []
+        self._failure: ServerError | None = None
         self._over = False
 
     def __enter__(self) -> "_Load":
@@ -169,9 +207,17 @@ class _Load:
 
     def __exit__(self, *_: object) -> None:
         self._over = True
-        _post(f"{self._url}/abort_request", {"abort_all": True})
+        with suppress(ServerError):  # what failed before has been said
+            _post(f"{self._server.url}/abort_request", {"abort_all": True})
         for thread in self._threads:
             thread.join(TIMEOUT_S)
+        # A refused connection is said less well than what the log ends with.
+        self._server.check_running()
+
+    def check(self) -> None:
+        """Raise ServerError if a request failed, as all do once the server ended."""
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self, place: int) -> None:
         params = {"max_new_tokens": MAX_TOKENS, "ignore_eos": True, **self._params}
@@ -180,15 +226,22 @@ class _Load:
             # No prompt begins as another did: all of it is read.
             words = "and so on " * (2 << (place + turn) % 6)
             text = f"{time.monotonic()}, {place}: tell me the story of {words}."
-            _post(f"{self._url}/generate", {"text": text, "sampling_params": params})
+            body = {"text": text, "sampling_params": params}
+            try:
+                _post(f"{self._server.url}/generate", body)
+            except ServerError as error:
+                # Aborted at the end, a request may fail as well: nobody asks then.
+                self._failure = error
+                return
             turn += 1
 
 
-def _await_rounds(trace: Path, rounds: int) -> None:
-    """Wait until the trace has grown by so many rounds."""
+def _await_rounds(trace: Path, rounds: int, check: Callable[[], None]) -> None:
+    """Wait until the trace has grown by so many rounds; `check` says if it cannot."""
     target = _num_lines(trace) + rounds
     deadline = time.monotonic() + TIMEOUT_S
     while _num_lines(trace) < target:
+        check()
         if time.monotonic() > deadline:
             raise ServerError(f"the server ran no {rounds} rounds in {TIMEOUT_S} s")
         time.sleep(0.05)
@@ -228,8 +281,11 @@ def _post(url: str, body: dict[str, Any]) -> None:
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-        reply.read()
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            reply.read()
+    except (OSError, HTTPException) as error:
+        raise ServerError(f"the server failed at {url}: {error}") from error
 
 
 if __name__ == "__main__":

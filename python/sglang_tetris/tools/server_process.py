@@ -61,13 +61,17 @@ class ServerProcess:
         """
         deadline = time.monotonic() + timeout_s
         while not self._is_ready():
-            if self._process.poll() is not None:
-                self._fail(f"ended with status {self._process.returncode}")
+            self.check_running()
             if time.monotonic() > deadline:
                 self._fail(f"was not ready within {timeout_s:.0f} s")
             if while_waiting is not None:
                 while_waiting()
             time.sleep(0.5)
+
+    def check_running(self) -> None:
+        """Return if the process is alive, else raise ServerError with its log's end."""
+        if self._process.poll() is not None:
+            self._fail(f"ended with status {self._process.returncode}")
 
     def _is_ready(self) -> bool:
         try:

@@ -17,13 +17,9 @@ docs/simulator.md.
 """
 
 import argparse
-import hashlib
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +37,18 @@ from sglang_tetris.simulator.comparison import (
 from sglang_tetris.simulator.driver import ROUTERS, Arrivals
 from sglang_tetris.simulator.forests import Recording
 from sglang_tetris.simulator.policies.catalog import AUTO, BASELINES, OTHERS, Catalog
+from sglang_tetris.tools.provenance import (
+    module_command,
+    provenance,
+    sha256_of,
+    utc_now,
+)
 from sglang_tetris.tools.simulate_report import write_report
 from sglang_tetris.tools.trace_replay import replay_of_trace
 
 CONCURRENCIES = tuple(2**exponent for exponent in range(11))
 POLICIES = (*BASELINES, *OTHERS, *AUTO)
-PACKAGES = ("sglang-tetris", "numpy", "numba")
+COMMAND = "sglang_tetris.tools.simulate"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"simulate: {error}", file=sys.stderr)
         return 1
     result: dict[str, Any] = {
-        "provenance": provenance(options, arguments, replay.header.provenance),
+        "provenance": origin(options, arguments, replay.header.provenance),
         "settings": settings(options),
         "budgets": budget_rows(options, recording, next(iter(tables.values()))),
     }
@@ -75,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         name: speed_rows(options, recording, name, table)
         for name, table in tables.items()
     }
+    result["provenance"]["finished"] = utc_now()
     write_report(result, options.output)
     return 0
 
@@ -215,22 +218,16 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return {k: v for k, v in vars(options).items() if k not in left_out}
 
 
-def provenance(
+def origin(
     options: argparse.Namespace,
     arguments: list[str] | None,
     recorded: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return where a result comes from. Nothing in it depends on the machine."""
-    command = ("python", "-m", "sglang_tetris.tools.simulate")
+    """Return where a result comes from. No number of it depends on the machine."""
     return {
-        "command": shlex.join([*command, *(arguments or sys.argv[1:])]),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: metadata.version(name) for name in PACKAGES},
+        **provenance(module_command(COMMAND, arguments)),
         "recorded": dict(recorded),
-        "sha256": {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (options.trace, *options.cost_table)
-        },
+        "sha256": sha256_of((options.trace, *options.cost_table)),
     }
 
 

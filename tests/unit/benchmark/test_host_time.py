@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "benchmark/serving"
 def host_time(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     # Others of these names may be loaded: scripts, not modules of a package.
-    for name in ("run", "report", "provenance", "pace"):
+    for name in ("run", "report", "pace"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     path = FOLDER / "host_time.py"
     spec = importlib.util.spec_from_file_location("serving_host_time", path)

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "benchmark/serving"
 def pace(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     # Others of these names may be loaded: scripts, not modules of a package.
-    for name in ("run", "report", "provenance"):
+    for name in ("run", "report"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     spec = importlib.util.spec_from_file_location("serving_pace", FOLDER / "pace.py")
     module = importlib.util.module_from_spec(spec)

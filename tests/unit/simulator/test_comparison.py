@@ -39,7 +39,9 @@ def rows(recording, policies, load: int, rounds: int = 400, table=H100):
     ]
 
 
-@pytest.mark.parametrize(("load", "least"), [(4, 1.1), (64, 0.98), (128, 0.97), (1024, 0.97)])
+@pytest.mark.parametrize(
+    ("load", "least"), [(4, 1.1), (64, 0.98), (128, 0.97), (1024, 0.97)]
+)
 def test_auto_is_never_far_below_the_best(recording, load, least):
     """At few requests trees win clearly. The spread of a run this short is 1 %."""
     found = rows(recording, (*SOME, "auto-trees", "oracle-trees"), load, rounds=300)

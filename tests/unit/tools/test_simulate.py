@@ -41,6 +41,7 @@ def test_it_prints_tables_and_writes_json_markdown_and_a_plot(trace, tmp_path, c
     assert {row["budget"] for row in result["budgets"]} == {1, 2}
     provenance = result["provenance"]
     assert provenance["command"].startswith("python -m sglang_tetris.tools.simulate")
+    assert {"commit", "machine", "versions", "finished"} <= set(provenance)
     assert provenance["recorded"]["synthetic"] is True
     assert set(provenance["sha256"]) == {trace.name, L4.name}
     markdown = output.with_suffix(".md").read_text()

@@ -130,8 +130,9 @@ def test_auto_says_what_it_does_and_why(server: Server) -> None:
     assert plan["exploring"] is False, "known within the first hundred rounds"
     assert plan["reason"] in ("rate", "probe", "check")
     assert len(plan["tokens_per_s"]) == CHAIN["steps"] + 1
-    best = max(range(len(plan["tokens_per_s"])), key=plan["tokens_per_s"].__getitem__)
-    assert best in range(CHAIN["steps"] + 1)
+    # It stays for a while where another depth is better by a little.
+    rates = plan["tokens_per_s"]
+    assert rates[plan["depth"]] >= 0.7 * max(rates)
     log = server.log()
     assert "no cost table was given" in log
     assert "what a round costs is known now" in log

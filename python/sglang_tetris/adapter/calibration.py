@@ -1,11 +1,13 @@
 """The server's calibrator: applied to what was drafted, taught by what was verified.
 
 Learns in every round with drafts, whatever the budget is. `calibration_path` names a
-file that it starts from, if that is there, and is saved to now and then by rank 0.
+file that it starts from, if that is there, and is saved to every few hundred rounds,
+by rank 0. Ranks may be on machines with other files: all start from rank 0's.
 """
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +31,50 @@ def read_calibration(path: str) -> Calibrator:
     Raises TetrisConfigError in one sentence for a file that holds no calibration.
     """
     try:
-        return Calibrator.from_json(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return Calibrator()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise TetrisConfigError(
-            f"tetris-config.calibration_path must be a saved calibration: {error}"
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_calibration(error) from error
+    return _calibrator_in(text)
+
+
+def _calibrator_in(text: str) -> Calibrator:
+    try:
+        return Calibrator.from_json(text)
+    except ValueError as error:
+        raise _no_calibration(error) from error
+
+
+def _no_calibration(error: Exception) -> TetrisConfigError:
+    return TetrisConfigError(
+        f"tetris-config.calibration_path must be a saved calibration: {error}"
+    )
 
 
 class RoundCalibration:
     """Calibrates the trees of rounds; does nothing where it is switched off.
 
-    saves: whether this rank writes the file.
+    saves  whether this rank writes the file
+    share  returns rank 0's text, given this rank's; by default each has its own
     """
 
-    def __init__(self, config: TetrisConfig, *, saves: bool) -> None:
+    def __init__(
+        self,
+        config: TetrisConfig,
+        *,
+        saves: bool,
+        share: Callable[[str], str | None] = lambda own: own,
+    ) -> None:
         self._path = config.calibration_path
         self._saves = saves and self._path is not None
         self._calibrator: Calibrator | None = None
         if config.calibration:
             path = self._path
-            self._calibrator = Calibrator() if path is None else read_calibration(path)
+            own = Calibrator() if path is None else read_calibration(path)
+            self._calibrator = own
+            if path is not None:
+                self._calibrator = _calibrator_in(share(own.to_json()) or "")
         self._unsaved = 0
 
     def calibrated(self, trees: DraftTrees, view: RoundView) -> DraftTrees:

@@ -35,6 +35,16 @@ class RankAgreement:
             return values
         return self._broadcast(torch.tensor(values, dtype=torch.float64)).tolist()
 
+    def text(self, value: str | None) -> str | None:
+        """Return rank 0's text; what the others pass is not looked at."""
+        if self._alone:
+            return value
+        sent = [value]
+        torch.distributed.broadcast_object_list(
+            sent, src=self._group.first_rank, group=self._group.cpu_group
+        )
+        return sent[0]
+
     def plan(self, plan: RoundPlan | None) -> RoundPlan:
         """Return rank 0's plan; the others pass None. They get no rates."""
         if self._alone:

@@ -95,7 +95,7 @@ class TetrisWorker(EAGLEWorkerV2):
         self._clock = RoundClock() if self.device == "cpu" else DeviceClock()
         self._penalties = PenaltyState(runner.model_config.vocab_size, self.device)
         self._sampler = MatchSampler(runner.sampler, self._penalties)
-        self._calibration = RoundCalibration(self.config, saves=self._agreement.decides)
+        self._calibration = self._make_calibration()
         self._trace = None
         self._target = TargetForward(
             target_worker,
@@ -121,7 +121,7 @@ class TetrisWorker(EAGLEWorkerV2):
         warm_up(self, self.config.budget)
         # What was learnt from made-up prompts is no use.
         self._clock.take()
-        self._calibration = RoundCalibration(self.config, saves=self._agreement.decides)
+        self._calibration = self._make_calibration()
         if self._agreement.decides:
             self._trace = open_trace(self.config, self.speculative_num_steps, self.topk)
         self._draft_memory = draft_memory(
@@ -143,6 +143,10 @@ class TetrisWorker(EAGLEWorkerV2):
             # Only the CPU device's attention can start after what was not read.
             always_reads=self.device != "cpu",
         )
+
+    def _make_calibration(self) -> RoundCalibration:
+        agreed = self._agreement
+        return RoundCalibration(self.config, saves=agreed.decides, share=agreed.text)
 
     @property
     def max_drafts(self) -> int:

@@ -252,3 +252,14 @@ def test_an_unreadable_file_is_refused_in_one_sentence(content, tmp_path) -> Non
 def test_a_path_without_a_file_begins_anew(tmp_path) -> None:
     found = RoundCalibration(configured(tmp_path / "new.json"), saves=True)
     torch.testing.assert_close(probs(found), TREES.accept_probs)
+
+
+def test_all_ranks_start_from_rank_0s_file(tmp_path) -> None:
+    path = tmp_path / "calibration.json"
+    saved = taught(RoundCalibration(configured(path), saves=True), 300)
+    of_rank_0 = path.read_text()
+    path.unlink()
+    found = RoundCalibration(configured(path), saves=False, share=lambda own: of_rank_0)
+    assert found.describe()["num_rounds"] > 0
+    assert probs(found)[0, 0] < 0.5 < TREES.accept_probs[0, 0]
+    torch.testing.assert_close(probs(found), probs(saved), atol=0.05, rtol=0)

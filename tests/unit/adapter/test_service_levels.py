@@ -104,11 +104,14 @@ def _agree(rank: int, file: str, found) -> None:
         least_budget=2,
         reason="probe",
         rates=(1.0, 2.0),
+        reads_prompts=False,
     )
     plan = agreement.plan(own if agreement.decides else None)
     found[rank] = (
         (plan.depth, plan.num_drafting, plan.draft_budget, plan.least_budget),
         plan.reason,
+        plan.reads_prompts,
+        agreement.text(f"of rank {rank}"),
         agreement.number(40 + rank),
         agreement.reals([rank + 0.5, rank + 0.25]),
     )
@@ -120,4 +123,5 @@ def test_the_other_ranks_take_rank_0s_numbers(tmp_path) -> None:
         found = manager.dict()
         mp.spawn(_agree, args=(str(tmp_path / "meet"), found), nprocs=2)
         assert found[0] == found[1]
-        assert found[0] == ((3, None, 17, 2), "probe", 40, [0.5, 0.25])
+        said = ("probe", False, "of rank 0", 40, [0.5, 0.25])
+        assert found[0] == ((3, None, 17, 2), *said)

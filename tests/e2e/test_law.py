@@ -129,6 +129,11 @@ def test_three_tokens_follow_the_targets_joint_law(
     assert trimmed > 0.2 * verified, "the budget must bind"
     assert 0.2 * verified < correct < 0.9 * verified, "right often, wrong often"
     assert _p_value(counts, law) > FALSE_ALARM
+    if verify:  # its budget may then follow from earlier rounds only
+        set_budget(server, "auto")
+        assert _p_value(_sample(server), law) > FALSE_ALARM
+        assert _totals(server)["num_verify_drafts"] > after["num_verify_drafts"]
+        set_budget(server, "1x")
 
     _switch(server, True)
     try:

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ["test_survival.py", "test_allocator.py", "test_layout.py"]
+SHARED = [
+    *("test_survival.py", "test_allocator.py", "test_layout.py"),
+    "test_properties.py",
+]
 
 
 def test_the_shared_tests_pass_on_interpreted_kernels():

@@ -5,9 +5,9 @@ A round, top to bottom: `DraftTrees` -> `path_survival` -> a budget ->
 `match_tree`. A `Calibrator` corrects the trees' probabilities before, and learns from
 the round's `labelled_nodes` after. Sampled chains may end in `verify_chains` instead of
 `match_tree`; their probabilities are then those of `max_draft_prob` or `sum_square`,
-and a budget that looks at survival is a `LaggedBudget`. Tensors may be on any device;
-on a CPU compiled loops are used where numba is installed, and `warm_up` has them ready
-before the first request.
+and a budget that looks at survival is a `LaggedBudget` (`AutoPolicy` plans its own from
+earlier rounds). Tensors may be on any device; on a CPU compiled loops are used where
+numba is installed, and `warm_up` has them ready before the first request.
 """
 
 from sglang_tetris.core.accept import match_tree

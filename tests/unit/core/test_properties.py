@@ -6,6 +6,7 @@ and padding holds garbage.
 """
 
 import dataclasses
+import os
 
 import hypothesis.strategies as st
 import numpy as np
@@ -27,11 +28,13 @@ from tests.reference import accept, selection
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # some 0.1 s a call
+
 # The fixture chooses an implementation for the whole test: it need not start afresh.
 searched = settings(
     derandomize=True,
     deadline=None,
-    max_examples=40,
+    max_examples=12 if INTERPRETED else 40,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

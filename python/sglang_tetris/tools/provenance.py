@@ -40,7 +40,8 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     commit and uncommitted_changes are None for a copy that is not a repository's, and a
     version is None where that package is not installed.
     """
-    status = _git("status", "--porcelain")
+    # Results of a run before this one are no change of what is run.
+    status = _git("status", "--porcelain", "--", ".", ":(exclude)benchmark/*/results")
     return {
         "command": shlex.join(["python", *_below_root(command or sys.argv)]),
         "commit": _git("rev-parse", "HEAD"),

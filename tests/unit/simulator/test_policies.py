@@ -188,3 +188,13 @@ def test_requests_that_end_teach_nothing(tmp_path):
     for _ in range(50):
         taught.update(trees, 2)
     assert taught.calibrate(trees)[0].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("suffix", "reads"), [("", False), ("+reading", True)])
+def test_auto_reads_prompts_while_it_drafts_nothing_only_if_it_must(
+    recording, suffix, reads
+):
+    policy = Catalog(recording, TABLE, NoCalibration).make(f"auto-trees{suffix}")
+    nobody = Load(batch_size=4, num_drafting=0, total_kv_tokens=400)
+    assert policy.plan(LOAD).reads_prompts, "while it explores"
+    assert policy.plan(nobody).reads_prompts is reads

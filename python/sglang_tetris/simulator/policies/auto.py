@@ -18,7 +18,10 @@ from sglang_tetris.simulator.trees import Choice, Floats, RoundTrees
 
 
 class Auto(Policy):
-    """AutoPolicy with its own RoundCost, from a profile or from measurements alone."""
+    """AutoPolicy with its own RoundCost, from a profile or from measurements alone.
+
+    always_reads  the draft reads prompts also while nothing is drafted
+    """
 
     listens = True
 
@@ -30,12 +33,13 @@ class Auto(Policy):
         max_depth: int,
         calibrator: Calibration,
         profile: CostTable | None = None,
+        always_reads: bool = False,
     ) -> None:
         super().__init__(name)
         self.topk = topk
         self.cost = RoundCost(profile)
         self.policy = AutoPolicy(
-            self.cost, max_depth=max_depth, topk=topk, always_reads=False
+            self.cost, max_depth=max_depth, topk=topk, always_reads=always_reads
         )
         self._calibrator = calibrator
         self._survival: Floats = np.zeros((0, 0), np.float32)

@@ -9,6 +9,7 @@ ours-Kx-chains, -trees  budget K per request, by calibrated survival
 auto-chains, -trees     the live policy, from measurements alone
 auto-chains+profile, auto-trees+profile
                         the same, started from the cost table
+...+reading             the same; the draft reads every prompt, as on FlashInfer
 oracle-chains, -trees   verifies what will be accepted, drafts if that pays
 oracle-free             the same on trees, always drafting to the end
 oracle-Kx               at most K per request
@@ -78,7 +79,7 @@ class Catalog:
             ),
             r"dsd": lambda name: GlobalRate(name, self._clock),
             r"ours-(\d+)x-(chains|trees)": self._budgeted,
-            r"auto-(chains|trees)(\+profile)?": self._auto,
+            r"auto-(chains|trees)(\+profile)?(\+reading)?": self._auto,
             r"oracle-(chains|trees)": lambda name, kind: self._oracle(
                 name, kind, clock=self._clock
             ),
@@ -97,13 +98,16 @@ class Catalog:
             calibrator=self._make_calibrator(),
         )
 
-    def _auto(self, name: str, kind: str, profile: str | None) -> Policy:
+    def _auto(
+        self, name: str, kind: str, profile: str | None, reading: str | None
+    ) -> Policy:
         return Auto(
             name,
             topk=_TOPK[kind],
             max_depth=self._depths[kind],
             calibrator=self._make_calibrator(),
             profile=self._table if profile else None,
+            always_reads=reading is not None,
         )
 
     def _oracle(

@@ -34,7 +34,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pace import answer
+from pace import answer, write
 from run import write_dataset
 from sglang_tetris.tools.arms import PLAIN, TETRIS_SCRAMBLED, TETRIS_UNDRAFTED, make_arm
 from sglang_tetris.tools.prepare_model import PreparedModels, prepare
@@ -45,7 +45,6 @@ from sglang_tetris.tools.server_process import (
     running_server,
 )
 
-RESULT = Path(__file__).resolve().parent / "results" / "host_time.json"
 ARMS = (PLAIN, TETRIS_UNDRAFTED, TETRIS_SCRAMBLED)
 NUM_TOKENS, NUM_SKIPPED = 400, 100
 OUTPUT = "HOST_TIME_OUTPUT"
@@ -103,9 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     origin["finished"] = utc_now()
     rows = summarise(found)
     show(rows)
-    record = {"provenance": origin, "settings": vars(options)}
-    record |= {"summary": rows, "rounds": found}
-    RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write("host_time", origin, options, summary=rows, rounds=found)
     return 0
 
 

@@ -27,6 +27,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -84,11 +85,17 @@ def main(arguments: list[str] | None = None) -> int:
     origin["finished"] = utc_now()
     rows = summarise(paces)
     show(rows)
-    record = {"provenance": origin, "settings": vars(options)}
-    record |= {"summary": rows, "ms_per_token": paces}
-    path = RESULTS / f"{options.name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write(options.name, origin, options, summary=rows, ms_per_token=paces)
     return 0
+
+
+def write(
+    name: str, origin: dict[str, Any], options: argparse.Namespace, **found: Any
+) -> None:
+    """Write results/NAME.json: where it came from, and what was found."""
+    record = {"provenance": origin, "settings": vars(options), **found}
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

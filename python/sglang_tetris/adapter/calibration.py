@@ -31,25 +31,13 @@ def read_calibration(path: str) -> Calibrator:
     Raises TetrisConfigError in one sentence for a file that holds no calibration.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Calibrator.from_json(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Calibrator()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _no_calibration(error) from error
-    return _calibrator_in(text)
-
-
-def _calibrator_in(text: str) -> Calibrator:
-    try:
-        return Calibrator.from_json(text)
-    except ValueError as error:
-        raise _no_calibration(error) from error
-
-
-def _no_calibration(error: Exception) -> TetrisConfigError:
-    return TetrisConfigError(
-        f"tetris-config.calibration_path must be a saved calibration: {error}"
-    )
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise TetrisConfigError(
+            f"tetris-config.calibration_path must be a saved calibration: {error}"
+        ) from error
 
 
 class RoundCalibration:
@@ -64,17 +52,16 @@ class RoundCalibration:
         config: TetrisConfig,
         *,
         saves: bool,
-        share: Callable[[str], str | None] = lambda own: own,
+        share: Callable[[str], str] = lambda own: own,
     ) -> None:
         self._path = config.calibration_path
         self._saves = saves and self._path is not None
         self._calibrator: Calibrator | None = None
         if config.calibration:
-            path = self._path
-            own = Calibrator() if path is None else read_calibration(path)
-            self._calibrator = own
-            if path is not None:
-                self._calibrator = _calibrator_in(share(own.to_json()) or "")
+            self._calibrator = Calibrator()
+            if self._path is not None:
+                own = read_calibration(self._path).to_json()
+                self._calibrator = Calibrator.from_json(share(own))
         self._unsaved = 0
 
     def calibrated(self, trees: DraftTrees, view: RoundView) -> DraftTrees:

@@ -22,10 +22,10 @@ from sglang_tetris.adapter.draft_rows import (
 )
 from sglang_tetris.adapter.round_clock import RoundClock
 from sglang_tetris.adapter.round_record import RoundRecord
-from sglang_tetris.adapter.round_view import RoundView
+from sglang_tetris.adapter.round_view import RoundView, prompt_load_of
 from sglang_tetris.adapter.undrafted import no_drafts
 from sglang_tetris.core import DraftTrees
-from sglang_tetris.core.auto_policy import RoundPlan
+from sglang_tetris.core.round_plan import RoundPlan
 
 
 class Drafting:
@@ -42,10 +42,17 @@ class Drafting:
         # Of the last drafts, where they were drawn: [bs, depth, Vd].
         self.laws: torch.Tensor | None = None
 
-    def prompt_step(self, batch: Any, target: Any, kv_loc_plan: Any) -> EagleDraftInput:
-        """Run the draft over the prompt part that the target has just processed."""
+    def prompt_step(
+        self, batch: Any, target: Any, kv_loc_plan: Any, plan: RoundPlan
+    ) -> EagleDraftInput:
+        """Run the draft over the prompt part that the target has just processed.
+
+        Where the plan does not want it, only the end is kept, to be caught up on.
+        """
         rows = batch.req_pool_indices_cpu.tolist()
         self.coverage.begin_prompt(rows, batch.prefix_lens)
+        if not self._reads(batch, plan):
+            return self._skip_prompts(batch, target, rows)
         slots, ends = batch.out_cache_loc, batch.seq_lens_cpu.tolist()
         sampler, hidden = self._worker.sampler, target.logits_output.hidden_states
         last = torch.tensor(batch.extend_lens).cumsum(0).to(slots.device) - 1
@@ -55,21 +62,20 @@ class Drafting:
             state = self._worker.extend_prompt(batch, target, kv_loc_plan)
         self.coverage.wrote(slots)
         self.coverage.end_prompt(rows, ends, target.next_token_ids)
-        if sampler is None:
-            return state
-        if hidden is not None:
-            # SGLang keeps no law of the first drafts: their entry runs once more.
-            again = [end - 1 for end in ends]
-            self.coverage.cover(rows, again)
-            ones, tokens = [1] * len(rows), target.next_token_ids.clone()
-            self.coverage.keep(rows, again, ones, tokens, hidden, slots[last])
-        return blank_state(target.next_token_ids, self._topk, sampler.law_size)
+        if sampler is not None:
+            if hidden is not None:
+                # SGLang keeps no law of the first drafts: their entry runs once more.
+                again = [end - 1 for end in ends]
+                self.coverage.cover(rows, again)
+                ones, tokens = [1] * len(rows), target.next_token_ids.clone()
+                self.coverage.keep(rows, again, ones, tokens, hidden, slots[last])
+            state = self._blank_state(target.next_token_ids)
+        num_tokens = sum(batch.extend_lens)
+        self._clock.lap("draft_extend", prompt_load_of(batch), tokens=num_tokens)
+        return state
 
-    def reads(self, batch: Any, plan: RoundPlan) -> bool:
-        """Return whether the draft runs over the prompts of this step.
-
-        What stands for images or given embeddings cannot be caught up on as tokens.
-        """
+    def _reads(self, batch: Any, plan: RoundPlan) -> bool:
+        """What stands for images or given embeddings cannot be caught up on."""
         return (
             plan.reads_prompts
             or not self.coverage.takes_starts
@@ -77,10 +83,9 @@ class Drafting:
             or any(own is not None for own in batch.multimodal_inputs or ())
         )
 
-    def skip_prompts(self, batch: Any, target: Any) -> EagleDraftInput:
-        """Keep the end of each prompt part for when the draft is wanted again."""
-        rows = batch.req_pool_indices_cpu.tolist()
-        self.coverage.begin_prompt(rows, batch.prefix_lens)
+    def _skip_prompts(
+        self, batch: Any, target: Any, rows: list[int]
+    ) -> EagleDraftInput:
         self.coverage.skip_prompt(
             rows,
             batch.prefix_lens,
@@ -90,9 +95,12 @@ class Drafting:
             target.logits_output.hidden_states,
             batch.out_cache_loc,
         )
+        return self._blank_state(target.next_token_ids)
+
+    def _blank_state(self, bonus_tokens: torch.Tensor) -> EagleDraftInput:
         sampler = self._worker.sampler
         law_size = 0 if sampler is None else sampler.law_size
-        return blank_state(target.next_token_ids, self._topk, law_size)
+        return blank_state(bonus_tokens, self._topk, law_size)
 
     def rows(self, view: RoundView, plan: RoundPlan) -> list[int]:
         """Return the places of the requests that draft in this round."""
@@ -147,10 +155,8 @@ class Drafting:
         view, lens = done.view, done.accepted.accept_lens
         emitted = _emitted(done, hidden, slots)
         tokens = emitted.tokens
-        sampler = self._worker.sampler
-        law_size = 0 if sampler is None else sampler.law_size
         last = tokens[lens.cumsum(0) - 1] if done.rows else tokens
-        state = blank_state(last, self._topk, law_size)
+        state = self._blank_state(last)
         now = []
         if plan.depth and plan.num_drafting is None:
             now = [row for row in range(len(view.caps)) if self._goes_on(view, row)]

@@ -1,13 +1,13 @@
 """Decisions that depend on a clock are rank 0's; the other ranks are told."""
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed
 
-from sglang_tetris.core.auto_policy import RoundPlan
+from sglang_tetris.core.round_plan import Reason, RoundPlan
 
-_REASONS = ("rate", "exploring", "probe", "check")
+_REASONS = get_args(Reason)
 
 
 class RankAgreement:
@@ -35,7 +35,7 @@ class RankAgreement:
             return values
         return self._broadcast(torch.tensor(values, dtype=torch.float64)).tolist()
 
-    def text(self, value: str | None) -> str | None:
+    def text(self, value: str) -> str:
         """Return rank 0's text; what the others pass is not looked at."""
         if self._alone:
             return value

@@ -5,7 +5,7 @@ from typing import Any
 
 from sglang_tetris.adapter.round_view import RoundView
 from sglang_tetris.core import AcceptResult, Allocation, DraftTrees, VerifyPlan
-from sglang_tetris.core.auto_policy import RoundPlan
+from sglang_tetris.core.round_plan import RoundPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

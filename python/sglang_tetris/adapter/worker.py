@@ -206,12 +206,9 @@ class TetrisWorker(EAGLEWorkerV2):
         self._clock.lap("prompt", load, tokens=num_tokens)
         kv_loc_plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
-        if self._drafting.reads(batch, self.planner.plan):
-            state = self._drafting.prompt_step(batch, result, kv_loc_plan)
-            self._clock.lap("draft_extend", load, tokens=num_tokens)
-        else:
-            state = self._drafting.skip_prompts(batch, result)
-        result.next_draft_input = state
+        result.next_draft_input = self._drafting.prompt_step(
+            batch, result, kv_loc_plan, self.planner.plan
+        )
         return result
 
     def _round(self, batch: Any) -> GenerationBatchResult:

@@ -29,8 +29,7 @@ drafts: `RoundPlan.draft_budget` is the first decision's own.
 Not decided here: which drafts (core.allocator), and what is measured (the adapter).
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,12 +38,12 @@ from sglang_tetris.core.depth_rates import DepthRates
 from sglang_tetris.core.held_estimates import HeldEstimates
 from sglang_tetris.core.prompt_steps import PromptSteps
 from sglang_tetris.core.round_cost import Load, RoundCost
+from sglang_tetris.core.round_plan import RoundPlan
 from sglang_tetris.core.survival_profile import SurvivalProfile
 
 __all__ = ["AutoPolicy", "Load", "RoundPlan"]
 
 Reals = npt.NDArray[np.float64]
-Reason = Literal["exploring", "rate", "probe", "check"]
 
 _ENOUGH = 0.10  # rounds lost at the depth in use that move it, at least
 # Tokens of a request that the draft has to read when it comes back, about.
@@ -56,28 +55,6 @@ _PROBED_REQUESTS = 4
 _PROBED_DRAFTS = 2  # per probed request, at least
 _LOOKING = 0.001  # what looking aside may cost, as a share of the time
 _MOST_ROUNDS, _LEAST_ROUNDS, _SURPRISED_ROUNDS = 1024, 16, 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundPlan:
-    """How the next round is to be run.
-
-    depth         levels to draft, 0 = none: the target decodes plainly
-    num_drafting  at most so many requests draft; None = all that may
-    draft_budget  drafts to verify, judged by earlier rounds
-    least_budget  drafts to verify at least, whatever they are worth
-    reason        exploring, rate (the best is known), probe or check
-    rates         tokens per second expected of each depth, 0 first; may be empty
-    reads_prompts  whether the draft reads the prompts that come next
-    """
-
-    depth: int
-    num_drafting: int | None = None
-    draft_budget: int = 0
-    least_budget: int = 0
-    reason: Reason = "rate"
-    rates: tuple[float, ...] = ()
-    reads_prompts: bool = True
 
 
 class AutoPolicy:

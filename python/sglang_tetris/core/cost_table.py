@@ -124,7 +124,7 @@ class CostTable:
         """`step_time_s` of many token counts at once, all >= 0; means may be real."""
         check_count("batch_size", batch_size)
         check_count("total_kv_tokens", total_kv_tokens)
-        tokens = _bucketed(total_verify_tokens, self.bucket_edges)
+        tokens = bucketed(total_verify_tokens, self.bucket_edges)
         curve = np.interp(tokens, self.token_knots, self.knot_times_s)
         if len(self.token_knots) > 1:
             rise = self.knot_times_s[-1] - self.knot_times_s[-2]
@@ -204,7 +204,7 @@ class CostTable:
             raise ValueError("samples must hold at least one measured step, got none")
         edges = tuple(int(edge) for edge in bucket_edges)
         _check_increasing("bucket_edges", edges)
-        tokens = _bucketed(rows[:, 0].astype(np.int64), edges)
+        tokens = bucketed(rows[:, 0].astype(np.int64), edges)
         if token_knots is None:
             # Quantiles of the samples, taken at values that were really measured.
             at = np.linspace(0, 1, _MAX_KNOTS)
@@ -232,9 +232,10 @@ class CostTable:
         )
 
 
-def _bucketed(
+def bucketed(
     tokens: npt.NDArray[np.int64] | npt.NDArray[np.float64], edges: tuple[int, ...]
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
+    """Return the size of the captured graph that holds so many tokens, if one does."""
     if not edges:
         return tokens
     table = np.array(edges, np.int64)

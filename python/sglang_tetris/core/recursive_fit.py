@@ -32,7 +32,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sglang_tetris.core.cost_table import CostTable
+from sglang_tetris.core.cost_table import CostTable, bucketed
 from sglang_tetris.core.first_samples import FirstSamples
 from sglang_tetris.core.robust_fit import nonnegative_quadratic
 
@@ -134,8 +134,7 @@ class RecursiveFit:
         What the last few samples taught may not be in yet. RuntimeError before any.
         """
         curve = self._curve(kind)
-        if self._edges[kind]:
-            tokens = _bucketed(tokens, self._edges[kind])
+        tokens = bucketed(tokens, self._edges[kind])
         times: Reals = np.interp(tokens, _KNOTS, curve)
         slope = (curve[-1] - curve[-2]) / _LENGTHS[-1]
         times += slope * np.maximum(tokens - _KNOTS[-1], 0)
@@ -206,7 +205,7 @@ class RecursiveFit:
         """
         for kind, edges in enumerate(self._edges):
             if edges:
-                tokens = np.where(kinds == kind, _bucketed(tokens, edges), tokens)
+                tokens = np.where(kinds == kind, bucketed(tokens, edges), tokens)
         climbed = np.clip(tokens[:, None] - _KNOTS[:-1], 0, _OPEN_LENGTHS)
         features = [np.ones((len(tokens), 1)), climbed, sizes]
         for kind in range(1, self._num_kinds):
@@ -296,10 +295,3 @@ class RecursiveFit:
 
 def _segments(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.searchsorted(_KNOTS, np.maximum(tokens, 1), side="right") - 1
-
-
-def _bucketed(tokens: Counts, edges: tuple[int, ...]) -> Counts:
-    """Return the size of the captured graph that holds so many rows."""
-    table = np.append(np.array(edges, np.float64), np.inf)
-    held = table[np.searchsorted(table, tokens)]
-    return np.where(np.isinf(held), tokens, held)

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sglang_tetris.core.auto_policy import RoundPlan
 from sglang_tetris.core.round_cost import Load, Sampling
+from sglang_tetris.core.round_plan import RoundPlan
 from sglang_tetris.simulator.clock import Clock, noisy, total_s
 from sglang_tetris.simulator.forests import Bools, Ints, Recording
 from sglang_tetris.simulator.policies.base import FinishedRound, Policy

@@ -41,7 +41,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     version is None where that package is not installed.
     """
     # Results of a run before this one are no change of what is run.
-    status = _git("status", "--porcelain", "--", ".", ":(exclude)benchmark/*/results")
+    status = _git("status", "--porcelain", "--", ".", ":(exclude)benchmark/*/results/*")
     return {
         "command": shlex.join(["python", *_below_root(command or sys.argv)]),
         "commit": _git("rev-parse", "HEAD"),

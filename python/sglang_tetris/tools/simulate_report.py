@@ -67,7 +67,8 @@ def budget_lines(rows: Rows) -> tuple[list[str], Lines]:
 def speed_lines(rows: Rows) -> tuple[list[str], Lines]:
     """Return (header, lines) of one cost table: one line per load."""
     names = dict.fromkeys(row["policy"] for row in rows)
-    shown = [name for name in (*AUTO, *_CONTEXT) if name in names]
+    autos = _autos(rows)
+    shown = [*autos, *(name for name in _CONTEXT if name in names)]
     found = {name: against_baselines(rows, name) for name in shown}
     header = ["load", "best baseline", "tokens/s", *shown]
     lines = []
@@ -76,7 +77,7 @@ def speed_lines(rows: Rows) -> tuple[list[str], Lines]:
         line.append(f"{first['best_tokens_per_s']:.1f}")
         for name in shown:
             entry = found[name][place]
-            start = f" ({entry['ratio_from_start']:.3f})" if name in AUTO else ""
+            start = f" ({entry['ratio_from_start']:.3f})" if name in autos else ""
             line.append(f"{entry['ratio']:.3f}{start}")
         lines.append(line)
     return header, lines
@@ -86,10 +87,8 @@ def summary_lines(tables: Mapping[str, Rows]) -> list[str]:
     """Return one line per cost table and kind of `auto`: its worst load, its wins."""
     lines = []
     for table, rows in tables.items():
-        for name in AUTO:
+        for name in _autos(rows):
             found = against_baselines(rows, name)
-            if not found:
-                continue
             worst = min(found, key=lambda entry: float(entry["ratio"]))
             wins = sum(entry["ratio"] > 1 for entry in found)
             lines.append(
@@ -119,7 +118,7 @@ def plot(tables: Mapping[str, Rows], path: Path) -> None:
                 [entry["load"] for entry in found],
                 [entry["ratio"] for entry in found],
                 marker=".",
-                linestyle="-" if name in AUTO else ":",
+                linestyle="-" if name in _autos(rows) else ":",
                 label=name,
             )
         axis.axhline(1.0, color="black", linewidth=0.8)
@@ -132,6 +131,13 @@ def plot(tables: Mapping[str, Rows], path: Path) -> None:
     figure.set_layout_engine("constrained")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _autos(rows: Rows) -> list[str]:
+    """Return the kinds of `auto` that were run, those of every run first."""
+    run = dict.fromkeys(row["policy"] for row in rows)
+    others = [name for name in run if name.startswith("auto-") and name not in AUTO]
+    return [*(name for name in AUTO if name in run), *others]
 
 
 def _rich_table(title: str, header: Sequence[str], lines: Lines) -> Table:

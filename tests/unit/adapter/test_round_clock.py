@@ -186,3 +186,17 @@ def test_prompts_on_a_device_are_laps_and_part_of_no_gap(device) -> None:
     found = times(clock)
     assert found["decode"] == pytest.approx(5, abs=0.2), "now that it has ended"
     assert "outside" not in found
+
+
+def test_a_gap_with_prompts_in_it_is_not_measured_on_a_device(device) -> None:
+    clock = DeviceClock()
+    device_round(clock, device)
+    clock.start_prompts()
+    device.launch(20)
+    clock.lap("prompt", LOAD, tokens=40)
+    device.spend(70)
+    assert set(device_round(clock, device)) == {
+        *("draft_extend", "prompt", "draft_step", "verify", "sample_greedy")
+    }
+    device.spend(70)
+    assert "outside" in device_round(clock, device)

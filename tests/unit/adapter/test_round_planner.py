@@ -116,6 +116,25 @@ def test_auto_drafts_where_rows_are_cheap(row_s: float, drafts: bool, caplog) ->
     assert caplog.text.count("what a round costs is known now") == 1
 
 
+def test_what_is_measured_is_said_once_while_nobody_may_draft(caplog) -> None:
+    caplog.set_level("INFO")
+    found = planner("auto")
+    nobody = Load(batch_size=2, num_drafting=0, total_kv_tokens=50)
+    for load in (LOAD, *[nobody] * 5, LOAD):
+        found.next_round(load)
+    assert caplog.text.count("no cost table was given") == 1
+
+
+@pytest.mark.parametrize("budget", ["0", "auto"])
+@pytest.mark.parametrize("always_reads", [False, True])
+def test_prompts_are_read_unless_nothing_is_drafted(budget, always_reads) -> None:
+    found = planner(budget, always_reads=always_reads)
+    assert found.plan.reads_prompts is (always_reads or budget == "auto")
+    assert planner("3", always_reads=always_reads).plan.reads_prompts
+    drafting = planner(budget, always_reads=always_reads, draft_always=True)
+    assert drafting.plan.reads_prompts
+
+
 def test_lagged_budgets_do_not_look_at_the_rounds_drafts() -> None:
     found = planner("auto", lagged=True)
     run(found, row_s=1e-7, correct=True, rounds=60)

@@ -12,8 +12,8 @@ from sglang_tetris.adapter import service_levels
 from sglang_tetris.adapter.rank_agreement import RankAgreement
 from sglang_tetris.adapter.request_settings import settings_of
 from sglang_tetris.adapter.service_levels import ServiceLevels
-from sglang_tetris.core.auto_policy import RoundPlan
 from sglang_tetris.core.config import TetrisConfig
+from sglang_tetris.core.round_plan import RoundPlan
 
 
 class Alone:

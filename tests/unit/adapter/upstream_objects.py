@@ -23,6 +23,14 @@ VOCAB = 16
 STOP = 15
 # Token 0 is "a", 1 is "b", ...: what a grammar is written in; the last one stops.
 LETTERS = "abcdefghijklmnop"
+# Logits that no law follows from as they are.
+OVERFLOWS = ("one NaN", "all NaN", "one inf", "all -inf")
+
+
+def overflow(row: torch.Tensor, how: str) -> None:
+    """Put one of `OVERFLOWS` into a row of logits."""
+    which, value = how.split()
+    row[4 if which == "one" else slice(None)] = float(value)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_tetris.core.auto_policy import RoundPlan
+from sglang_tetris.core.round_plan import RoundPlan
 from sglang_tetris.simulator.clock import Clock
 from sglang_tetris.simulator.policies.base import Policy
 from sglang_tetris.simulator.policies.fixed import FixedChain, NoSpeculation

@@ -43,6 +43,26 @@ def test_the_commit_is_the_repositorys() -> None:
     assert isinstance(record["uncommitted_changes"], bool)
 
 
+def test_code_that_was_changed_is_said_and_results_are_not(
+    monkeypatch, tmp_path
+) -> None:
+    result = tmp_path / "benchmark/serving/results/serving.json"
+    code = tmp_path / "code.py"
+    result.parent.mkdir(parents=True)
+    result.write_text("{}")
+    code.write_text("")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "test: all"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(tool, "ROOT", tmp_path.resolve())
+    assert tool.provenance()["uncommitted_changes"] is False
+    result.write_text("{} ")
+    (result.parent / "new.json").write_text("{}")
+    assert tool.provenance()["uncommitted_changes"] is False
+    code.write_text("changed")
+    assert tool.provenance()["uncommitted_changes"] is True
+
+
 def test_a_copy_within_someone_elses_repository_has_no_commit(monkeypatch) -> None:
     # As site-packages of a .venv in a project of one's own.
     monkeypatch.setattr(tool, "ROOT", ROOT / "python")

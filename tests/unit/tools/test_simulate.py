@@ -94,12 +94,19 @@ def test_a_table_shows_the_ratio_and_that_from_the_start():
             "tokens_per_s": speed,
             "tokens_per_s_from_start": start,
         }
-        for name, speed, start in (("none", 10, 10), ("auto-trees", 12, 9))
+        for name, speed, start in (
+            ("none", 10, 10),
+            ("auto-trees+reading", 11, 10),
+            ("auto-trees", 12, 9),
+        )
     ]
     header, lines = simulate_report.speed_lines(rows)
-    assert header == ["load", "best baseline", "tokens/s", "auto-trees", "none"]
-    assert lines == [["8", "none", "10.0", "1.200 (0.900)", "1.000"]]
+    names = ["auto-trees", "auto-trees+reading", "none"]
+    assert header == ["load", "best baseline", "tokens/s", *names]
+    ratios = ["1.200 (0.900)", "1.100 (1.000)", "1.000"]
+    assert lines == [["8", "none", "10.0", *ratios]]
     assert simulate_report.summary_lines({"x": rows}) == [
-        "x, auto-trees: at least 1.200 of the best baseline, at load 8; above it at 1 "
+        f"x, {name}: at least {ratio} of the best baseline, at load 8; above it at 1 "
         "of 1 loads"
+        for name, ratio in (("auto-trees", "1.200"), ("auto-trees+reading", "1.100"))
     ]

@@ -8,8 +8,8 @@ observe(round)            how it went, if the policy `listens`
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_tetris.core.auto_policy import RoundPlan
 from sglang_tetris.core.round_cost import Load
+from sglang_tetris.core.round_plan import RoundPlan
 from sglang_tetris.simulator.clock import Part
 from sglang_tetris.simulator.forests import Ints
 from sglang_tetris.simulator.trees import Choice, RoundTrees

@@ -5,8 +5,8 @@ the draft's own probabilities. `Budgeted` is the same choice on any forest, made
 calibrated survival.
 """
 
-from sglang_tetris.core.auto_policy import RoundPlan
 from sglang_tetris.core.round_cost import Load
+from sglang_tetris.core.round_plan import RoundPlan
 from sglang_tetris.simulator.calibrator import Calibration
 from sglang_tetris.simulator.policies.base import FinishedRound, Policy
 from sglang_tetris.simulator.trees import Choice, RoundTrees

@@ -10,8 +10,8 @@ Source: the goodput rule of SmartSpec (arXiv 2406.14066), which DSD in the paper
 
 import numpy as np
 
-from sglang_tetris.core.auto_policy import RoundPlan
 from sglang_tetris.core.round_cost import Load
+from sglang_tetris.core.round_plan import RoundPlan
 from sglang_tetris.simulator.clock import Clock, total_s
 from sglang_tetris.simulator.policies.base import FinishedRound, Policy
 from sglang_tetris.simulator.trees import Choice, RoundTrees

@@ -1,7 +1,7 @@
 """Policies that do not adapt: nothing, k drafts of a chain, a tree of fixed size."""
 
-from sglang_tetris.core.auto_policy import RoundPlan
 from sglang_tetris.core.round_cost import Load
+from sglang_tetris.core.round_plan import RoundPlan
 from sglang_tetris.simulator.policies.base import Policy
 from sglang_tetris.simulator.trees import Choice, RoundTrees
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sglang_tetris.core.auto_policy import RoundPlan
 from sglang_tetris.core.round_cost import Load
+from sglang_tetris.core.round_plan import RoundPlan
 from sglang_tetris.simulator.clock import Clock, Part, total_s
 from sglang_tetris.simulator.forests import Ints
 from sglang_tetris.simulator.policies.base import Policy
